@@ -1,0 +1,47 @@
+"""assay makes LLM agents better against a measure that can be trusted.
+
+Importing this package loads none of dspy, torch, litellm or sqlalchemy: public names load on first use.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "Agent": "assay.programs",
+    "AgentParameters": "assay.programs",
+    "AssayError": "assay.errors",
+    "BaseAgent": "assay.programs",
+    "Criterion": "assay.rubrics",
+    "Rubric": "assay.rubrics",
+    "Store": "assay.traces",
+    "Task": "assay.datasets",
+    "compile": "assay.api",
+    "evaluate": "assay.api",
+    "get_lm": "assay.models",
+    "load": "assay.api",
+    "load_rubric": "assay.api",
+    "load_tasks": "assay.datasets",
+}
+
+__all__ = [*_WHERE, "__version__"]
+
+if TYPE_CHECKING:
+    from assay.api import compile, evaluate, load, load_rubric
+    from assay.datasets import Task, load_tasks
+    from assay.errors import AssayError
+    from assay.models import get_lm
+    from assay.programs import Agent, AgentParameters, BaseAgent
+    from assay.rubrics import Criterion, Rubric
+    from assay.traces import Store
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'assay' has no attribute {name!r}")
+    return getattr(import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,222 @@
+"""Rows from JSONL, CSV, Parquet, `hf:`, `reasoning_gym:` and `arithmetic:`, streamed: no file is held in memory."""
+
+import csv
+import inspect
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from assay.errors import DataError, MissingExtra
+
+__all__ = ["iter_rows"]
+
+Row = tuple[str, dict[str, Any]]  # where it stands, what it says
+_MAX_LINE = 16 * 1024 * 1024  # bytes
+
+
+def iter_rows(spec: str) -> Iterator[Row]:
+    """Rows of a dataset with the place each one stands.
+
+    Args:
+        spec: `path.jsonl`, `.csv`, `.parquet`; `hf:org/name[:config][:split]`; `reasoning_gym:name?size=&seed=&…`;
+            `arithmetic:terms=2-3&digits=2-3&ops=+-*&size=&seed=`.
+    Raises:
+        DataError: unknown kind, missing file, or a row that cannot be read (file and line are named).
+        MissingExtra: the source needs a package that is not installed.
+    """
+    kind, _, rest = spec.partition(":")
+    if kind == "arithmetic":
+        return _arithmetic(rest)
+    if kind == "reasoning_gym":
+        return _reasoning_gym(rest)
+    if kind == "hf":
+        return _hub(rest)
+    path = Path(spec)
+    readers: dict[str, Callable[[Path], Iterator[Row]]] = {
+        ".jsonl": _jsonl, ".ndjson": _jsonl, ".csv": _csv, ".tsv": _csv, ".parquet": _parquet,
+    }  # fmt: skip
+    if path.suffix.lower() not in readers:
+        raise DataError(
+            f"cannot tell what {spec!r} is: expected a file ending in {', '.join(readers)}, "
+            "or hf:…, reasoning_gym:…, arithmetic:…"
+        )
+    if not path.is_file():
+        raise DataError(f"no such file: {path}")
+    return readers[path.suffix.lower()](path)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    with open(path, "rb") as file:
+        number = 0
+        while line := file.readline(_MAX_LINE):
+            number += 1
+            if len(line) == _MAX_LINE and not line.endswith(b"\n"):
+                raise DataError(f"{path}:{number}: the line is longer than {_MAX_LINE // 2**20} MiB")
+            try:
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                bad = line[error.start]
+                raise DataError(f"{path}:{number}: not UTF-8 (byte 0x{bad:02x} at column {error.start + 1})") from None
+
+
+def _jsonl(path: Path) -> Iterator[Row]:
+    for number, line in _lines(path):
+        if not line.strip():
+            continue
+        where = f"{path}:{number}"
+        try:
+            row = json.loads(line, parse_constant=_no_constant)
+        except (json.JSONDecodeError, RecursionError, ValueError) as error:
+            raise DataError(f"{where}: not JSON ({error})") from None
+        if not isinstance(row, dict):
+            raise DataError(f"{where}: expected a JSON object, found {type(row).__name__}")
+        yield where, row
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _csv(path: Path) -> Iterator[Row]:
+    csv.field_size_limit(_MAX_LINE)
+    reader = csv.DictReader((line for _, line in _lines(path)), delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+    try:
+        for row in reader:
+            where = f"{path}:{reader.line_num}"
+            if None in row:
+                raise DataError(f"{where}: more fields than the header's {len(reader.fieldnames or [])}")
+            if None in row.values():
+                raise DataError(f"{where}: fewer fields than the header's {len(reader.fieldnames or [])}")
+            yield where, dict(row)
+    except csv.Error as error:
+        raise DataError(f"{path}:{reader.line_num}: {error}") from None
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        number = 0
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}:row {number}", row
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{path}: not a Parquet file that can be read ({error})") from None
+
+
+def _hub(rest: str) -> Iterator[Row]:
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise MissingExtra("datasets", "hf") from error
+    name, *more = rest.split(":")
+    config = more[0] if more else None
+    split = more[1] if len(more) > 1 else "train"
+    try:
+        rows = load_dataset(name, config, split=split, streaming=True)
+        for number, row in enumerate(rows, 1):
+            yield f"hf:{rest}:row {number}", dict(row)
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot load hf:{rest}: {error}") from error
+
+
+def _options(text: str, allowed: Iterable[str], spec: str) -> dict[str, str]:
+    options = dict(parse_qsl(text.replace("+", "%2B"), keep_blank_values=True, strict_parsing=bool(text)))
+    if unknown := sorted(options.keys() - set(allowed)):
+        raise DataError(f"{spec}: unknown option {unknown}; there are {sorted(allowed)}")
+    return options
+
+
+def _number(options: dict[str, str], name: str, default: int, *, at_least: int = 0) -> int:
+    try:
+        value = int(options.get(name, default))
+    except ValueError:
+        value = at_least - 1
+    if value < at_least:
+        raise DataError(f"{name}={options[name]!r} must be a whole number of at least {at_least}")
+    return value
+
+
+def _reasoning_gym(rest: str) -> Iterator[Row]:
+    try:
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
+    except ImportError as error:
+        raise MissingExtra("reasoning_gym", "tasks") from error
+    name, _, query = rest.partition("?")
+    if name not in DATASETS:
+        raise DataError(f"reasoning_gym has no task family {name!r}; for example: chain_sum, gcd, base_conversion")
+    config = DATASETS[name][1]
+    fields = inspect.signature(config).parameters
+    options = {"size": "500", "seed": "0", **_options(query, fields, f"reasoning_gym:{name}")}
+    try:
+        dataset = reasoning_gym.create_dataset(name, **{key: json.loads(value) for key, value in options.items()})
+        for number, item in enumerate(dataset, 1):
+            metadata = json.loads(json.dumps(item["metadata"], default=str))
+            row = {
+                "inputs": {"question": item["question"]}, "expected": {"answer": str(item["answer"])},
+                "task_type": _family_type(name, metadata), "metadata": metadata,
+            }  # fmt: skip
+            yield f"reasoning_gym:{name}:{number}", row
+    except (AssertionError, json.JSONDecodeError, TypeError) as error:
+        raise DataError(f"reasoning_gym:{rest}: {error}") from error
+
+
+def _family_type(name: str, metadata: dict[str, Any]) -> str:
+    return f"{name}/{metadata['num_terms']} terms" if "num_terms" in metadata else name
+
+
+def _span(options: dict[str, str], name: str, default: str) -> tuple[int, int]:
+    low, _, high = options.get(name, default).partition("-")
+    try:
+        span = int(low), int(high or low)
+    except ValueError:
+        span = (0, 0)
+    if not 1 <= span[0] <= span[1] <= 12:
+        raise DataError(f"arithmetic: {name}={options[name]!r} must be LOW-HIGH with 1 <= LOW <= HIGH <= 12")
+    return span
+
+
+_WORDINGS = ("What is {}?", "Calculate {}.", "Work out {}.", "How much is {}?")
+
+
+def _arithmetic(query: str) -> Iterator[Row]:
+    """Sums, differences and products; `signs=1` puts negative numbers among them. No task comes twice."""
+    options = _options(query, ("terms", "digits", "ops", "signs", "size", "seed"), "arithmetic")
+    terms, digits = _span(options, "terms", "2-3"), _span(options, "digits", "2-3")
+    size, rng = _number(options, "size", 500, at_least=1), random.Random(_number(options, "seed", 0))
+    ops, signs = options.get("ops", "+-"), options.get("signs", "0") == "1"
+    if not ops or set(ops) - set("+-*"):
+        raise DataError(f"arithmetic: ops={ops!r} must be among + - *")
+    seen: set[str] = set()
+    tries = 0
+    while len(seen) < size:
+        if (tries := tries + 1) > 100 * size + 1000:
+            raise DataError(f"arithmetic: there are fewer than {size} different tasks of this kind; allow more digits or terms")
+        numbers = [_operand(rng, digits, signs) for _ in range(rng.randint(*terms))]
+        expression = numbers[0]
+        used = [rng.choice(ops) for _ in numbers[1:]]
+        for op, number in zip(used, numbers[1:], strict=True):
+            expression += f" {op} {number}"
+        if expression in seen:
+            continue
+        seen.add(expression)
+        kind = {"+": "sum", "-": "difference", "*": "product"}[used[0]] if len(set(used)) == 1 else "mixed"
+        yield f"arithmetic:{len(seen)}", {
+            "inputs": {"question": rng.choice(_WORDINGS).format(expression)},
+            "expected": {"answer": str(eval(expression, {"__builtins__": {}}))},  # digits and operators of our own making
+            "task_type": kind,
+            "metadata": {"expression": expression},
+        }
+
+
+def _operand(rng: random.Random, digits: tuple[int, int], signs: bool) -> str:
+    length = rng.randint(*digits)
+    number = rng.randint(10 ** (length - 1) if length > 1 else 0, 10**length - 1)
+    return f"(-{number})" if signs and rng.random() < 0.3 else str(number)

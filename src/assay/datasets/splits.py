@@ -1,0 +1,180 @@
+"""Train, val, gate and test, by a hash of the project's salt and the task's inputs.
+
+The split of a task is the same in every command, whatever the seed and whatever else stands in the file. Memory is
+constant: of each split only the tasks with the smallest hashes are kept, spread evenly over task types.
+"""
+
+import hashlib
+import heapq
+import json
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from assay.datasets.sources import iter_rows
+from assay.datasets.tasks import Task, make_task
+from assay.errors import DataError, SealedSplit
+
+__all__ = ["SHARES", "SPLITS", "Splits", "load_splits", "load_tasks"]
+
+SPLITS = ("train", "val", "gate", "test")
+SHARES: Mapping[str, int] = {"train": 40, "val": 20, "gate": 20, "test": 20}  # per cent
+LIMITS: Mapping[str, int] = {"train": 1000, "val": 300, "gate": 300, "test": 300}  # tasks kept of each split
+
+
+@dataclass
+class Splits:
+    """The four splits. `test` is sealed until `unseal` is called, which the final report does, once."""
+
+    train: list[Task]
+    val: list[Task]
+    gate: list[Task]
+    _test: list[Task] = field(repr=False)
+    salt: str = ""
+    rows: int = 0
+    duplicates: int = 0
+    conflicts: int = 0  # same inputs, other expected outputs; the first one is kept
+    _unsealed: bool = False
+
+    @property
+    def test(self) -> list[Task]:
+        """The test tasks.
+
+        Raises:
+            SealedSplit: before `unseal`.
+        """
+        if not self._unsealed:
+            raise SealedSplit("the test split is sealed: it is scored once, at the end, and selects nothing")
+        return self._test
+
+    def unseal(self) -> list[Task]:
+        """Opens the test split for the final report."""
+        self._unsealed = True
+        return self._test
+
+    def sizes(self) -> dict[str, int]:
+        return {"train": len(self.train), "val": len(self.val), "gate": len(self.gate), "test": len(self._test)}
+
+    def manifest(self) -> dict[str, Any]:
+        """What is written beside an artifact: sizes and the content hash of every task, by split."""
+        parts = {"train": self.train, "val": self.val, "gate": self.gate, "test": self._test}
+        hashes = {name: [task.content_hash[:16] for task in tasks] for name, tasks in parts.items()}
+        digest = hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
+        return {"salt": self.salt, "rows": self.rows, "duplicates": self.duplicates, "sha256": digest, "tasks": hashes}
+
+
+def split_of(content_hash: str, salt: str, shares: Mapping[str, int] = SHARES) -> tuple[str, int]:
+    """Split and rank of a task; the rank is its place in the hash's order, from 0 to 2^64 - 1."""
+    digest = hashlib.sha256(f"{salt}\0{content_hash}".encode()).digest()
+    position = int.from_bytes(digest[:8], "big") % 10_000 / 100
+    for name in SPLITS:
+        if position < shares[name]:
+            return name, int.from_bytes(digest[8:16], "big")
+        position -= shares[name]
+    return SPLITS[-1], int.from_bytes(digest[8:16], "big")
+
+
+def _tasks(spec: str, inputs: Collection[str] | None, rename: Mapping[str, str] | None) -> Iterator[Task]:
+    for where, row in iter_rows(spec):
+        if rename:
+            row = {rename.get(key, key): value for key, value in row.items()}
+        yield make_task(row, where=where, inputs=inputs)
+
+
+def load_tasks(
+    spec: str, *, inputs: Collection[str] | None = None, rename: Mapping[str, str] | None = None, limit: int | None = None
+) -> list[Task]:
+    """All tasks of a dataset, in order, duplicates included; at most `limit`.
+
+    Raises:
+        DataError: nothing in it, or a row that cannot be read.
+    """
+    tasks = []
+    for task in _tasks(spec, inputs, rename):
+        if limit is not None and len(tasks) >= limit:
+            break
+        tasks.append(task)
+    if not tasks:
+        raise DataError(f"{spec} has no tasks")
+    return tasks
+
+
+class _Sample:
+    """The `limit` tasks of one split with the smallest ranks, the same share for every task type."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.heaps: dict[str, list[tuple[int, int, Task]]] = defaultdict(list)
+        self.ranks: dict[int, Task] = {}
+
+    def offer(self, rank: int, order: int, task: Task) -> Task | None:
+        """Takes the task, or returns the one with the same inputs that is already here."""
+        if rank in self.ranks:
+            return self.ranks[rank]
+        heap = self.heaps[task.task_type]
+        if len(heap) >= self.limit and rank > -heap[0][0]:
+            return None
+        heapq.heappush(heap, (-rank, order, task))
+        self.ranks[rank] = task
+        if len(heap) > self.limit:
+            del self.ranks[-heapq.heappop(heap)[0]]
+        return None
+
+    def tasks(self) -> list[Task]:
+        queues = [sorted(heap, key=lambda entry: -entry[0]) for _, heap in sorted(self.heaps.items())]
+        chosen: list[tuple[int, int, Task]] = []
+        for depth in range(max(map(len, queues), default=0)):
+            chosen += [queue[depth] for queue in queues if depth < len(queue)]
+        return [task for _, _, task in sorted(chosen[: self.limit], key=lambda entry: -entry[0])]
+
+
+def load_splits(
+    spec: str,
+    *,
+    inputs: Collection[str] | None = None,
+    rename: Mapping[str, str] | None = None,
+    salt: str = "assay",
+    limits: Mapping[str, int] | None = None,
+    need: Sequence[str] = SPLITS,
+) -> Splits:
+    """The splits of a dataset, deduplicated over all of them, in constant memory.
+
+    Args:
+        limits: most tasks kept of a split, by its name; the rest keep their defaults.
+        need: splits that must not be empty.
+    Raises:
+        DataError: no tasks, a split named in the file that does not exist, or an empty split among `need`.
+    """
+    limits = {**LIMITS, **(limits or {})}
+    return collect_splits(_tasks(spec, inputs, rename), spec=spec, salt=salt, limits=limits, need=need)
+
+
+def collect_splits(
+    tasks: Iterable[Task], *, spec: str, salt: str, limits: Mapping[str, int], need: Sequence[str] = SPLITS
+) -> Splits:
+    """`load_splits` for tasks that are already made."""
+    samples = {name: _Sample(limits[name]) for name in SPLITS}
+    rows, tally = 0, Counter[str]()
+    for rows, task in enumerate(tasks, 1):
+        name, rank = split_of(task.content_hash, salt)
+        if task.split is not None:
+            name = {"validation": "val", "dev": "val"}.get(task.split, task.split)
+            if name not in SPLITS:
+                raise DataError(f"{spec}: task {task.id!r} names the split {task.split!r}; there are {', '.join(SPLITS)}")
+        twin = next((s.ranks[rank] for s in samples.values() if rank in s.ranks), None) or samples[name].offer(rank, rows, task)
+        if twin is not None:
+            tally["duplicates" if twin.expected == task.expected else "conflicts"] += 1
+    if rows == 0:
+        raise DataError(f"{spec} has no tasks")
+    kept = {name: sample.tasks() for name, sample in samples.items()}
+    if empty := [name for name in need if not kept[name]]:
+        raise DataError(
+            f"{spec}: no task fell into {', '.join(empty)} ({rows - sum(tally.values())} different tasks in all; "
+            f"shares are {', '.join(f'{name} {share} %' for name, share in SHARES.items())}). "
+            "Add tasks, or name each task's split in a field 'split'."
+        )
+    return Splits(
+        kept["train"], kept["val"], kept["gate"], kept["test"],
+        salt=salt, rows=rows, duplicates=tally["duplicates"], conflicts=tally["conflicts"],
+    )  # fmt: skip

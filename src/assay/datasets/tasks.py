@@ -1,0 +1,82 @@
+"""One task: what goes in, what should come out, and what else the rubric reads."""
+
+import hashlib
+import json
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from assay.errors import DataError
+
+__all__ = ["Task", "make_task"]
+
+_STRUCTURE = {"id", "task_type", "split", "inputs", "expected", "metadata"}
+_USUAL_OUTPUTS = {"answer", "label", "output", "expected", "target", "category", "gold"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Inputs of the program and what its prediction is held against."""
+
+    id: str
+    task_type: str = "default"
+    inputs: Mapping[str, Any]
+    expected: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    split: str | None = None  # named by the file; else None and the hash decides
+
+    @property
+    def content_hash(self) -> str:
+        """sha256 of the inputs. Two tasks that ask the same are the same task, whatever they are called."""
+        return content_hash(self.inputs)
+
+
+def content_hash(inputs: Mapping[str, Any]) -> str:
+    text = json.dumps(inputs, sort_keys=True, ensure_ascii=False, default=str)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def make_task(row: Mapping[str, Any], *, where: str = "row", inputs: Collection[str] | None = None) -> Task:
+    """A task from one row, structured (`inputs`, `expected`) or flat.
+
+    Args:
+        row: a structured row has `inputs` as an object; in a flat row every other column is an input or an expected
+            output: an input where `inputs` names it, else by the usual names of outputs (`answer`, `label`, …).
+        where: `file:line`, for errors.
+        inputs: the program's input fields, where the caller knows them.
+    Raises:
+        DataError: no input in the row, an input the program needs is missing, or a value is not of JSON's types.
+    """
+    if not isinstance(row, Mapping):
+        raise DataError(f"{where}: expected an object with the task's fields, found {type(row).__name__}")
+    if isinstance(row.get("inputs"), Mapping):
+        given, expected = dict(row["inputs"]), row.get("expected", {})
+        if not isinstance(expected, Mapping):
+            expected = {"answer": expected}
+        metadata = row.get("metadata") or {k: v for k, v in row.items() if k not in _STRUCTURE}
+    else:
+        flat = {key: value for key, value in row.items() if key not in _STRUCTURE - {"expected"}}
+        names = set(inputs) if inputs is not None else {key for key in flat if key not in _USUAL_OUTPUTS}
+        given = {key: value for key, value in flat.items() if key in names}
+        expected = {key: value for key, value in flat.items() if key not in names}
+        metadata = row.get("metadata") or {}
+    if inputs is not None and (missing := sorted(set(inputs) - given.keys())):
+        raise DataError(
+            f"{where}: the program's input {missing} is missing; the row has {sorted(map(str, row))}. "
+            "Rename columns with --rename COLUMN=NAME."
+        )
+    if not given or all(value is None or value == "" for value in given.values()):
+        raise DataError(f"{where}: every input is empty")
+    for name, value in {**given, **expected}.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise DataError(f"{where}: {name}={value!r} is not a finite number")
+    split = row.get("split")
+    return Task(
+        id=str(row["id"]) if row.get("id") not in (None, "") else content_hash(given)[:16],
+        task_type=str(row.get("task_type") or "default"),
+        inputs=given,
+        expected=dict(expected),
+        metadata=metadata if isinstance(metadata, Mapping) else {"value": metadata},
+        split=str(split) if split else None,
+    )

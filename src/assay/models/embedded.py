@@ -1,0 +1,178 @@
+"""llama.cpp in process behind DSPy's engine contract.
+
+One server per file and process; copies of a language model share it. Several calls run at once over the server's
+slots and reuse each other's prompt prefixes. Constrained output: JSON schemas become grammars in llama.cpp; a schema
+marked `LINES` becomes a grammar of `name: value` lines, for adapters that write those.
+"""
+
+import json
+import os
+import re
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from assay.errors import MissingExtra, ModelError
+from assay.models.registry import find_model, spec
+
+__all__ = ["LINES", "LlamaBackend", "lines_grammar", "server_url"]
+
+LINES = "x-assay-lines"  # schema keyword: one `name: value` line a property, in order
+_SLOTS = 4
+_CONTEXT = 16384  # tokens over all slots, shared; 22 kB of cache a token for SmolLM2-135M
+
+_servers: dict[Path, Any] = {}
+_servers_lock = threading.Lock()
+
+
+def idle_threads() -> int:
+    """Threads for the server: the cores that are idle right now, at least 1, at most 8.
+
+    Two threads on two busy cores wait for each other at every layer and can be ten times slower than one.
+    `ASSAY_THREADS` overrides.
+    """
+    if chosen := os.environ.get("ASSAY_THREADS"):
+        return max(1, int(chosen))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    busy = _busy_cores(0.1)
+    return max(1, min(8, round(cores - busy)))
+
+
+def _busy_cores(window_s: float) -> float:
+    def read() -> tuple[float, float] | None:
+        try:
+            fields = [float(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        except (OSError, ValueError):
+            return None
+        return sum(fields), fields[3] + fields[4]  # all, idle + waiting for disk
+
+    before = read()
+    if before is None:
+        return 0.0
+    time.sleep(window_s)
+    after = read()
+    if after is None or after[0] <= before[0]:
+        return 0.0
+    return (1 - (after[1] - before[1]) / (after[0] - before[0])) * (os.cpu_count() or 1)
+
+
+def _server(path: Path) -> Any:
+    with _servers_lock:
+        if path not in _servers:
+            try:
+                import xllamacpp
+            except ImportError as error:
+                raise MissingExtra("xllamacpp", "embedded") from error
+            params = xllamacpp.CommonParams()
+            params.model.path = str(path)
+            params.n_ctx, params.n_parallel, params.kv_unified = _CONTEXT, _SLOTS, True
+            params.cpuparams.n_threads = params.cpuparams_batch.n_threads = idle_threads()
+            params.cpuparams.poll = params.cpuparams_batch.poll = 0  # sleep, do not spin: spinning starves busy machines
+            params.verbosity = -1
+            try:
+                _servers[path] = xllamacpp.Server(params)
+            except Exception as error:
+                raise ModelError(f"llama.cpp cannot load {path}: {error}") from error
+        return _servers[path]
+
+
+def server_url(name: str) -> str:
+    """Loopback address of the model's OpenAI-compatible HTTP server (llama.cpp's own)."""
+    return str(_server(find_model(name)).listening_address)
+
+
+class LlamaBackend:
+    """An embedded model as something that completes a `dspy.lm15.Request`.
+
+    Thread-safe: calls beyond the number of slots queue in llama.cpp.
+    """
+
+    supports_function_calling = False
+    supports_reasoning = False
+    supports_response_schema = True
+    supported_params = frozenset(
+        {"temperature", "max_tokens", "top_p", "top_k", "stop", "seed", "response_format", "logprobs", "top_logprobs", LINES}
+    )
+    price_usd = 0.0
+
+    def __init__(self, name: str) -> None:
+        self.spec = spec(name)
+        self.path = find_model(name)
+        self.weights = self.spec.sha256
+        self.adapters: tuple[str, ...] = ()
+
+    def __deepcopy__(self, memo: object) -> "LlamaBackend":
+        return self
+
+    def complete(self, request: Any) -> tuple[Any, float]:
+        """Response and its price in dollars (0: it runs here)."""
+        from dspy import lm15
+        from dspy.clients.lm15_boundary import request_kwargs, response_value
+
+        body = {key: value for key, value in request_kwargs(request, "chat").items() if value is not None}
+        if "max_completion_tokens" in body:
+            body.setdefault("max_tokens", body.pop("max_completion_tokens"))
+        schema = _schema(body)
+        if schema is not None and schema.get(LINES):
+            del body["response_format"]
+            body["grammar"] = lines_grammar(schema)
+        body["logprobs"] = True  # token ids and behaviour log-probabilities belong to every transition
+        body.setdefault("top_logprobs", 1)
+        raw = _server(self.path).handle_chat_completions(body)
+        raw = json.loads(raw) if isinstance(raw, str | bytes) else raw
+        if "choices" not in raw:
+            error = raw.get("error", raw)
+            message = str(error.get("message", error) if isinstance(error, dict) else error)
+            if "context" in message.lower() and ("exceed" in message.lower() or "size" in message.lower()):
+                raise lm15.ContextLengthError(message)
+            raise lm15.InvalidRequestError(message)
+        return response_value(raw, "chat", request), self.price_usd
+
+    def count_tokens(self, text: str) -> int:
+        """Tokens of `text` by the model's own tokenizer."""
+        return len(self._post("/tokenize", {"content": text})["tokens"])
+
+    def _post(self, route: str, body: dict[str, Any]) -> Any:
+        request = urllib.request.Request(
+            _server(self.path).listening_address + route,
+            data=json.dumps(body).encode("utf-8", "replace"),
+            headers={"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)
+
+
+def _schema(body: dict[str, Any]) -> dict[str, Any] | None:
+    response_format = body.get("response_format")
+    if not isinstance(response_format, dict) or response_format.get("type") != "json_schema":
+        return None
+    return response_format.get("json_schema", {}).get("schema")
+
+
+def lines_grammar(schema: dict[str, Any]) -> str:
+    """GBNF for an object schema written as one `name: value` line a property, in order, none missing.
+
+    Enums, numbers, booleans and strings whose `pattern` is one character class with a repetition are held exactly;
+    any other value is one line of text, to be checked after parsing.
+    """
+    rows = [f"{json.dumps(f'{name}: ')} {_value_rule(value)}" for name, value in schema["properties"].items()]
+    return "root ::= " + ' "\\n" '.join(rows)
+
+
+def _value_rule(schema: dict[str, Any]) -> str:
+    if "enum" in schema or "const" in schema:
+        values = schema.get("enum", [schema.get("const")])
+        return "(" + " | ".join(json.dumps(str(value)) for value in values) + ")"
+    kind = schema.get("type")
+    if kind == "integer":
+        return '"-"? [0-9]{1,18}'
+    if kind == "number":
+        return '"-"? [0-9]{1,18} ("." [0-9]{1,12})?'
+    if kind == "boolean":
+        return '("true" | "false")'
+    simple = re.fullmatch(r"\^(\[(?:[^\]\\]|\\.)+\])(\{\d+,\d+\}|\+|\*)?\$", schema.get("pattern", ""))
+    if simple:
+        return f"{simple[1]}{simple[2] or ''}"
+    return f"[^\\n]{{1,{schema.get('maxLength', 2000)}}}"

@@ -1,0 +1,362 @@
+"""`get_lm`: a `dspy.LM` whose every call is counted, capped, cached and shown to observers.
+
+One engine stands under DSPy: it looks in the response cache, asks the meter, calls the backend (llama.cpp, or
+DSPy's own engine and litellm for any other name), and tells the observers, in threads and async alike.
+"""
+
+import asyncio
+import dataclasses
+import functools
+import hashlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from assay.models.cache import ResponseCache
+from assay.models.calls import Call, Observer
+from assay.models.embedded import LlamaBackend
+from assay.models.meter import Meter
+
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # litellm's import otherwise waits seconds for a download
+
+import dspy
+from dspy import lm15
+from dspy._vendor.lm15.serde import request_to_dict, response_from_dict, response_to_dict
+from dspy.clients.execution import execute, prepare
+
+__all__ = ["LanguageModel", "RecordingEngine", "count_tokens", "get_lm", "sample_scope", "supports", "with_recording"]
+
+_CLIENT_KEYS = ("api_key", "api_base", "base_url", "timeout", "headers", "extra_headers", "api_version")
+_DEFAULT_TIMEOUT_S = 120.0  # a server that hangs must not hang the run
+_sample: ContextVar[int | None] = ContextVar("assay_sample", default=None)
+
+
+@contextmanager
+def sample_scope(sample: int | None) -> Iterator[None]:
+    """Calls inside are the `sample`-th rollout of their task: the cache keeps them apart from the others."""
+    token = _sample.set(sample)
+    try:
+        yield
+    finally:
+        _sample.reset(token)
+
+
+class HostedBackend:
+    """Any model that DSPy's engines or litellm know by name. The price is theirs, None where they know none."""
+
+    weights = ""
+    adapters: tuple[str, ...] = ()
+
+    def __init__(self, lm: dspy.LM) -> None:
+        self.lm = lm.copy(cache=False, num_retries=0)
+        for key in ("temperature", "max_tokens", "max_completion_tokens", "rollout_id", "seed"):
+            self.lm.kwargs.pop(key, None)  # generation settings come with each request
+        self.lm.kwargs.setdefault("timeout", _DEFAULT_TIMEOUT_S)
+
+    @property
+    def supports_function_calling(self) -> bool:
+        return bool(self.lm.supports_function_calling)
+
+    @property
+    def supports_reasoning(self) -> bool:
+        return bool(self.lm.supports_reasoning)
+
+    @property
+    def supports_response_schema(self) -> bool:
+        return bool(self.lm.supports_response_schema)
+
+    @property
+    def supported_params(self) -> frozenset[str]:
+        return frozenset(self.lm.supported_params)
+
+    def complete(self, request: lm15.Request) -> tuple[lm15.Response, float | None]:
+        # `execute` (not the public call) because only its result carries the price
+        result = execute(self.lm, prepare(self.lm, request, None, {}))
+        return result.typed(request, self.lm.model_type), result.cost
+
+    def count_tokens(self, text: str) -> int:
+        import litellm
+
+        return int(litellm.token_counter(model=self.lm.model, text=text))
+
+
+class RecordingEngine:
+    """The engine under every model of a run: cache, meter, backend, observers, in this order."""
+
+    def __init__(
+        self,
+        backend: LlamaBackend | HostedBackend,
+        *,
+        model: str,
+        cache: ResponseCache | None = None,
+        meter: Meter | None = None,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self.backend, self.model, self.cache = backend, model, cache
+        self.meter, self.observers = meter or Meter(), tuple(observers)
+
+    def __deepcopy__(self, memo: object) -> "RecordingEngine":
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("supports_") or name == "supported_params":
+            return getattr(self.backend, name)
+        raise AttributeError(name)
+
+    def complete(self, request: lm15.Request) -> lm15.Response:
+        asked, sample, started = request_to_dict(request), _sample.get(), time.time()
+        key = ""
+        if self.cache is not None:
+            key = self.cache.key(asked, weights=self.backend.weights, adapters=self.backend.adapters, sample=sample)
+            if (record := self.cache.get(key)) is not None:
+                response = response_from_dict(record["response"])
+                self.meter.hit()
+                self._tell(asked, response, ids=record["token_ids"], cached=True, sample=sample, started=started)
+                return response
+        self.meter.reserve()
+        clock = time.perf_counter()
+        answered: lm15.Response | None = None
+        cost: float | None = None
+        error: str | None = None
+        try:
+            answered, cost = self.backend.complete(request)
+        except BaseException as failure:
+            error = f"{type(failure).__name__}: {failure}"
+            raise
+        finally:  # what a call cost is counted also when it failed
+            usage = answered.usage if answered is not None else lm15.Usage()
+            self.meter.settle(
+                prompt_tokens=usage.input_tokens, completion_tokens=usage.output_tokens, cost_usd=cost, failed=answered is None
+            )
+            ids = _token_ids(answered)
+            latency_ms = (time.perf_counter() - clock) * 1000
+            self._tell(
+                asked, answered, ids=ids, error=error, sample=sample, started=started, latency_ms=latency_ms, cost_usd=cost
+            )
+        if self.cache is not None:
+            self.cache.put(key, {"response": response_to_dict(answered), "token_ids": ids})
+        return answered
+
+    def stream(self, request: lm15.Request) -> Iterator[Any]:
+        return iter(lm15.response_to_events(self.complete(request)))
+
+    def close(self) -> None:
+        pass
+
+    def _tell(
+        self,
+        request: dict[str, Any],
+        response: lm15.Response | None,
+        *,
+        ids: list[int] | None,
+        sample: int | None,
+        started: float,
+        latency_ms: float = 0.0,
+        cost_usd: float | None = 0.0,
+        cached: bool = False,
+        error: str | None = None,
+    ) -> None:
+        if not self.observers:
+            return
+        usage = response.usage if response is not None else lm15.Usage()
+        call = Call(
+            model=self.model,
+            weights=self.backend.weights,
+            adapters=self.backend.adapters,
+            request=request,
+            response=response_to_dict(dataclasses.replace(response, logprobs=None)) if response is not None else None,
+            text=_text(response),
+            error=error,
+            cached=cached,
+            constrained="response_format" in request.get("config", {}),
+            prompt_tokens=usage.input_tokens,
+            completion_tokens=usage.output_tokens,
+            token_ids=None if ids is None else tuple(ids),
+            logprobs=tuple(token.logprob for token in response.logprobs) if response and response.logprobs else None,
+            latency_ms=latency_ms,
+            cost_usd=cost_usd,
+            started_at=started,
+            sample=sample,
+        )
+        for observer in self.observers:
+            observer(call)
+
+
+class AsyncRecordingEngine:
+    """The same engine for DSPy's async calls; the work runs in a thread with the caller's context."""
+
+    def __init__(self, engine: RecordingEngine) -> None:
+        self.engine = engine
+
+    def __deepcopy__(self, memo: object) -> "AsyncRecordingEngine":
+        return self
+
+    async def complete(self, request: lm15.Request) -> lm15.Response:
+        return await asyncio.to_thread(self.engine.complete, request)
+
+    async def stream(self, request: lm15.Request) -> Any:
+        for event in lm15.response_to_events(await self.complete(request)):
+            yield event
+
+    async def aclose(self) -> None:
+        pass
+
+
+class LanguageModel(dspy.LM):  # type: ignore[misc]
+    """A `dspy.LM` over a `RecordingEngine`. DSPy's `rollout_id` becomes the sample of the cache key and of the seed."""
+
+    def __call__(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
+        with sample_scope(self._sample(kwargs)):
+            return super().__call__(prompt, messages=messages, **self._seeded(kwargs))
+
+    async def acall(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
+        with sample_scope(self._sample(kwargs)):
+            return await super().acall(prompt, messages=messages, **self._seeded(kwargs))
+
+    @property
+    def recording(self) -> RecordingEngine:
+        engine = self._engine_spec
+        assert isinstance(engine, RecordingEngine)
+        return engine
+
+    def _sample(self, kwargs: dict[str, Any]) -> int | None:
+        own = kwargs.get("rollout_id", self.kwargs.get("rollout_id"))
+        outer = _sample.get()
+        if own is None or outer is None:
+            return outer if own is None else int(own)
+        return outer * 1_000_003 + int(own)
+
+    def _seeded(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Samples of one prompt differ by their seed, so that a seeded run replays and its rollouts still vary."""
+        seed, sample = kwargs.get("seed", self.kwargs.get("seed")), self._sample(kwargs)
+        if seed is None or sample is None:
+            return kwargs
+        digest = hashlib.sha256(f"{seed}:{sample}".encode()).digest()
+        return {**kwargs, "seed": int.from_bytes(digest[:4], "big") >> 1}
+
+
+def get_lm(
+    name: str,
+    *,
+    cache: ResponseCache | None = None,
+    meter: Meter | None = None,
+    observers: Sequence[Observer] = (),
+    temperature: float | None = None,
+    max_tokens: int | None = 512,
+    seed: int | None = None,
+    num_retries: int = 3,
+    **client: Any,
+) -> LanguageModel:
+    """A language model by name.
+
+    Args:
+        name: `embedded/NAME`, or any name DSPy and litellm know (`openai/…`, `anthropic/…`, `ollama_chat/…`).
+        cache: answers repeated requests; None asks the model every time.
+        meter: counts and caps; None counts without a cap.
+        seed: sent with every call where the engine takes one.
+        client: `api_base`, `api_key`, `timeout` and the like, for hosted models.
+    Raises:
+        ModelError: an embedded model that is unknown, not pulled, or not what its sha256 says.
+        MissingExtra: the `embedded` extra is not installed.
+    """
+    backend: LlamaBackend | HostedBackend
+    if name.startswith("embedded/"):
+        backend = LlamaBackend(name)
+    else:
+        backend = HostedBackend(dspy.LM(name, cache=False, num_retries=0, **client))
+    engine = RecordingEngine(backend, model=name, cache=cache, meter=meter, observers=observers)
+    generation: dict[str, Any] = {"temperature": temperature, "max_tokens": max_tokens}
+    if seed is not None and "seed" in engine.supported_params:
+        generation["seed"] = seed
+    return LanguageModel(
+        name, engine=engine, async_engine=AsyncRecordingEngine(engine), cache=False, num_retries=num_retries, **generation
+    )
+
+
+def with_recording(
+    lm: dspy.LM, *, cache: ResponseCache | None = None, meter: Meter | None = None, observers: Sequence[Observer] = ()
+) -> LanguageModel:
+    """Somebody's own `dspy.LM`, recorded: same model, client and generation settings, through our engine."""
+    if isinstance(lm, LanguageModel):
+        backend = lm.recording.backend
+    elif isinstance(lm.engine, str):
+        backend = HostedBackend(lm)
+    else:
+        backend = _CustomBackend(lm.engine)  # type: ignore[assignment]
+    engine = RecordingEngine(backend, model=lm.model, cache=cache, meter=meter, observers=observers)
+    generation = {key: value for key, value in lm.kwargs.items() if key not in _CLIENT_KEYS}
+    return LanguageModel(
+        lm.model,
+        model_type=lm.model_type,
+        engine=engine,
+        async_engine=AsyncRecordingEngine(engine),
+        cache=False,
+        num_retries=lm.num_retries,
+        **generation,
+    )
+
+
+class _CustomBackend:
+    """Somebody's own DSPy engine."""
+
+    weights = ""
+    adapters: tuple[str, ...] = ()
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+        self.weights = getattr(engine, "weights", "")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("supports_"):
+            return bool(getattr(self.engine, name, False))
+        if name == "supported_params":
+            return frozenset(getattr(self.engine, name, ()) or ())
+        raise AttributeError(name)
+
+    def complete(self, request: lm15.Request) -> tuple[lm15.Response, float | None]:
+        return self.engine.complete(request), getattr(self.engine, "price_usd", None)
+
+    def count_tokens(self, text: str) -> int:
+        counter = getattr(self.engine, "count_tokens", None)
+        return int(counter(text)) if counter else _rough_tokens(text)
+
+
+def supports(lm: Any, feature: str) -> bool:
+    """Whether the model's engine takes a request parameter (`logprobs`, `seed`, `response_format`, …)."""
+    return feature in getattr(lm, "supported_params", ())
+
+
+def _rough_tokens(text: str) -> int:
+    return (len(text) + 3) // 4
+
+
+@functools.lru_cache(maxsize=65536)
+def _count(backend: Any, text: str) -> int:
+    return int(backend.count_tokens(text))
+
+
+def count_tokens(lm: Any, text: str) -> int:
+    """Tokens of `text` by the model's own tokenizer; four characters a token where there is none at hand."""
+    if not isinstance(lm, LanguageModel):
+        return _rough_tokens(text)
+    try:
+        return _count(lm.recording.backend, text)
+    except Exception:  # a tokenizer that cannot be had must not stop an agent; the rule of thumb is documented
+        return _rough_tokens(text)
+
+
+def _text(response: lm15.Response | None) -> str:
+    return (response.message.text or "") if response is not None else ""
+
+
+def _token_ids(response: lm15.Response | None) -> list[int] | None:
+    """Ids of the sampled tokens, from llama.cpp's and vLLM's raw answers; None where the engine gives none."""
+    if response is None or not response.logprobs:
+        return None
+    raw = (response.provider_data or {}).get("choices") or [{}]
+    content = ((raw[0] or {}).get("logprobs") or {}).get("content") or []
+    ids = [int(token["id"]) for token in content if "id" in token]
+    return ids if len(ids) == len(response.logprobs) else None

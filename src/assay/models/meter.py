@@ -1,0 +1,141 @@
+"""Counts calls, tokens and dollars by phase, and stops a run at its caps.
+
+The check stands before each call to a model, so a cap is never passed by more than the calls then in flight.
+Answers from the response cache cost nothing and are counted apart.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+from assay.errors import BudgetExceeded, Cancelled, ConfigError
+
+__all__ = ["Caps", "Meter", "Usage"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caps:
+    """Upper limits; None is no limit. `search_calls` counts only the phase named `search`."""
+
+    calls: int | None = None
+    tokens: int | None = None
+    cost_usd: float | None = None
+    search_calls: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value is not None and not value >= 0:  # NaN fails this too
+                raise ConfigError(f"cap {name}={value!r} must be 0 or more")
+
+
+@dataclass
+class Usage:
+    """What was spent. `unpriced` calls have no known price and are missing from `cost_usd`."""
+
+    calls: int = 0
+    cached: int = 0
+    errors: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost_usd: float = 0.0
+    unpriced: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+class Meter:
+    """Thread-safe. One per run; phases are whatever the caller names (`search`, `gate`, `test`)."""
+
+    def __init__(self, caps: Caps | None = None, spent: Mapping[str, Usage] | None = None) -> None:
+        self.caps = caps or Caps()
+        self.phases: dict[str, Usage] = dict(spent or {})
+        self.phase = "search"
+        self._lock = threading.Lock()
+        self._in_flight = 0
+        self._cancelled = False
+
+    def __deepcopy__(self, memo: object) -> "Meter":
+        return self
+
+    @property
+    def usage(self) -> Usage:
+        """The sum over all phases."""
+        total = Usage()
+        with self._lock:
+            for part in self.phases.values():
+                for name, value in vars(part).items():
+                    setattr(total, name, getattr(total, name) + value)
+        return total
+
+    def of(self, phase: str) -> Usage:
+        """What one phase spent (a live object)."""
+        with self._lock:
+            return self.phases.setdefault(phase, Usage())
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """Counts the calls inside under `phase`."""
+        before, self.phase = self.phase, phase
+        try:
+            yield
+        finally:
+            self.phase = before
+
+    def cancel(self) -> None:
+        """Every later call to a model raises `Cancelled`, in whichever thread."""
+        self._cancelled = True
+
+    def search_calls_left(self) -> float:
+        """Calls that the search may still make; infinite without a cap."""
+        left = float("inf")
+        if self.caps.search_calls is not None:
+            left = min(left, self.caps.search_calls - self.of("search").calls)
+        if self.caps.calls is not None:
+            left = min(left, self.caps.calls - self.usage.calls)
+        return left
+
+    def reserve(self) -> None:
+        """Called before each call to a model.
+
+        Raises:
+            BudgetExceeded: the call would pass a cap.
+            Cancelled: the run was told to stop.
+        """
+        if self._cancelled:
+            raise Cancelled("the run was stopped")
+        used = self.usage
+        search = self.of("search").calls if self.phase == "search" else 0
+        with self._lock:
+            pending = self._in_flight
+            for what, value, cap in (
+                ("calls", used.calls + pending, self.caps.calls),
+                ("tokens", used.tokens, self.caps.tokens),
+                ("dollars", used.cost_usd, self.caps.cost_usd),
+                ("search calls", search + pending, self.caps.search_calls if self.phase == "search" else None),
+            ):
+                if cap is not None and value >= cap:
+                    raise BudgetExceeded(f"the cap of {cap:g} {what} is reached")
+            self._in_flight += 1
+
+    def settle(self, *, prompt_tokens: int | None, completion_tokens: int | None, cost_usd: float | None, failed: bool) -> None:
+        """Called once after each reserved call, whether it answered or failed."""
+        usage = self.of(self.phase)
+        with self._lock:
+            self._in_flight -= 1
+            usage.calls += 1
+            usage.errors += failed
+            usage.prompt_tokens += prompt_tokens or 0
+            usage.completion_tokens += completion_tokens or 0
+            if cost_usd is None:
+                usage.unpriced += not failed
+            else:
+                usage.cost_usd += cost_usd
+
+    def hit(self) -> None:
+        """Called for each answer from the response cache."""
+        usage = self.of(self.phase)
+        with self._lock:
+            usage.cached += 1

