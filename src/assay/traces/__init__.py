@@ -1,0 +1,7 @@
+"""What happened: rollouts and transitions, the store that keeps them, the recorder that fills it."""
+
+from assay.traces.recorder import Recorder, current_rollout
+from assay.traces.records import Rollout, ToolCall, Transition, Verdict
+from assay.traces.store import Store, store_url
+
+__all__ = ["Recorder", "Rollout", "Store", "ToolCall", "Transition", "Verdict", "current_rollout", "store_url"]

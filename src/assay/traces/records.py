@@ -1,0 +1,113 @@
+"""Plain records: a rollout, its transitions, its tool calls, its verdicts. No behaviour; the rooms above fill them."""
+
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Rollout", "ToolCall", "Transition", "Verdict", "new_id"]
+
+
+def new_id() -> str:
+    """32 hex digits; ids made later sort later (milliseconds first)."""
+    return f"{time.time_ns() // 1_000_000:012x}{uuid.uuid4().hex[:20]}"
+
+
+@dataclass(kw_only=True)
+class ToolCall:
+    """One tool call; exactly one of `result` and `error` is set once it has ended."""
+
+    name: str
+    arguments: dict[str, Any]
+    result: str | None = None
+    error: str | None = None
+
+
+@dataclass(kw_only=True)
+class Verdict:
+    """What a check or judge said of one criterion. `grade` is in [0, 1], or None with a `reason`: unscored."""
+
+    criterion: str
+    grade: float | None
+    weight: float = 1.0
+    scope: str = "final"
+    reason: str = ""
+    label: str | None = None
+    confidence: float | None = None
+    cost_usd: float = 0.0
+
+
+@dataclass(kw_only=True)
+class Transition:
+    """One LM call of a rollout, at turn `t` (from 0)."""
+
+    t: int
+    model: str
+    weights: str = ""
+    adapters: tuple[str, ...] = ()
+    request: dict[str, Any]
+    response: dict[str, Any] | None = None
+    output: str = ""
+    error: str | None = None
+    tools: list[ToolCall] = field(default_factory=list)
+    constrained: bool = False
+    cached: bool = False
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    token_ids: tuple[int, ...] | None = None
+    logprobs: tuple[float, ...] | None = None
+    latency_ms: float = 0.0
+    cost_usd: float | None = None
+    started_at: float = 0.0
+    step_rewards: dict[str, float] = field(default_factory=dict)
+    return_: float | None = None
+
+
+@dataclass(kw_only=True)
+class Rollout:
+    """One run of a program on one task.
+
+    `status` is `running`, `done`, `failed` (the agent's own failure: it counts as a score of 0) or `error`
+    (the model or the machinery failed: unscored). `score` is in [0, 1] or None: unscored.
+    """
+
+    id: str = field(default_factory=new_id)
+    run_id: str = ""
+    task_id: str = ""
+    task_type: str = "default"
+    group_id: str = ""
+    sample: int = 0
+    program: str = ""
+    program_version: str = ""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    model: str = ""
+    adapters: tuple[str, ...] = ()
+    seed: int | None = None
+    split: str = ""
+    phase: str = ""
+    source: str = "program"
+    status: str = "running"
+    inputs: dict[str, Any] = field(default_factory=dict)
+    prediction: dict[str, Any] | None = None
+    error: str | None = None
+    rubric: str = ""
+    score: float | None = None
+    coverage: float | None = None
+    verdicts: list[Verdict] = field(default_factory=list)
+    human_rating: float | None = None
+    tenant: str | None = None
+    data_subject: str | None = None
+    consent: str | None = None
+    started_at: float = field(default_factory=time.time)
+    ended_at: float | None = None
+    transitions: list[Transition] = field(default_factory=list)
+
+    @property
+    def tools(self) -> list[ToolCall]:
+        """All tool calls, in order."""
+        return [tool for transition in self.transitions for tool in transition.tools]
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and completion tokens over all calls, cached ones included."""
+        return sum((t.prompt_tokens or 0) + (t.completion_tokens or 0) for t in self.transitions)

@@ -1,0 +1,86 @@
+"""The tables, the same on SQLite and PostgreSQL. Does not read or write them."""
+
+from sqlalchemy import Boolean, Column, Float, Index, Integer, MetaData, String, Table, Text
+
+__all__ = ["SCHEMA_VERSION", "meta", "metadata", "rollouts", "runs", "transitions"]
+
+SCHEMA_VERSION = 1
+
+metadata = MetaData()
+
+meta = Table("meta", metadata, Column("key", String(64), primary_key=True), Column("value", Text, nullable=False))
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("kind", String(32), nullable=False),
+    Column("config", Text, nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("unseen", Integer, nullable=False, default=0),  # LM calls that went past the recorder
+    Column("started_at", Float, nullable=False),
+    Column("ended_at", Float),
+)
+
+# Text columns ending in _json hold JSON: the same text on both databases, read without a driver's opinion.
+rollouts = Table(
+    "rollouts",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("run_id", String(64), nullable=False),
+    Column("task_id", String(255), nullable=False),
+    Column("task_type", String(255), nullable=False),
+    Column("group_id", String(64), nullable=False),
+    Column("sample", Integer, nullable=False),
+    Column("program", String(255), nullable=False),
+    Column("program_version", String(64), nullable=False),
+    Column("parameters_json", Text, nullable=False),
+    Column("model", String(255), nullable=False),
+    Column("adapters_json", Text, nullable=False),
+    Column("seed", Integer),
+    Column("split", String(16), nullable=False),
+    Column("phase", String(16), nullable=False),
+    Column("source", String(32), nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("inputs_json", Text, nullable=False),
+    Column("prediction_json", Text),
+    Column("error", Text),
+    Column("rubric", String(255), nullable=False),
+    Column("score", Float),
+    Column("coverage", Float),
+    Column("verdicts_json", Text, nullable=False),
+    Column("human_rating", Float),
+    Column("tenant", String(255)),
+    Column("data_subject", String(255)),
+    Column("consent", String(64)),
+    Column("started_at", Float, nullable=False),
+    Column("ended_at", Float),
+    Index("rollouts_by_run", "run_id", "split"),
+    Index("rollouts_by_task", "task_id"),
+)
+
+transitions = Table(
+    "transitions",
+    metadata,
+    Column("rollout_id", String(32), primary_key=True),
+    Column("t", Integer, primary_key=True, autoincrement=False),
+    Column("model", String(255), nullable=False),
+    Column("weights", String(64), nullable=False),
+    Column("adapters_json", Text, nullable=False),
+    Column("request_json", Text, nullable=False),
+    Column("response_json", Text),
+    Column("output", Text, nullable=False),
+    Column("error", Text),
+    Column("tools_json", Text, nullable=False),
+    Column("constrained", Boolean, nullable=False),
+    Column("cached", Boolean, nullable=False),
+    Column("prompt_tokens", Integer),
+    Column("completion_tokens", Integer),
+    Column("token_ids_json", Text),
+    Column("logprobs_json", Text),
+    Column("latency_ms", Float, nullable=False),
+    Column("cost_usd", Float),
+    Column("started_at", Float, nullable=False),
+    Column("step_rewards_json", Text, nullable=False),
+    Column("return_", Float),
+)

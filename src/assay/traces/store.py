@@ -1,0 +1,309 @@
+"""The store: SQLite in WAL mode by default, PostgreSQL by a URL, the same schema and calls on both.
+
+Writes go to one background thread that commits in batches, at least every quarter of a second; a rollout never
+waits for the disk. A killed process loses at most what was put in the last second.
+"""
+
+import json
+import math
+import os
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from assay.errors import MissingExtra, StoreError
+from assay.traces import schema
+from assay.traces.records import Rollout, ToolCall, Transition, Verdict
+
+__all__ = ["Store", "store_url"]
+
+_BATCH = 500  # rows a transaction
+_INTERVAL_S = 0.25
+_QUEUE = 50_000  # rows that may wait before writers do
+_JSON_ROLLOUT = {"parameters", "adapters", "inputs", "prediction", "verdicts"}
+_JSON_TRANSITION = {"adapters", "request", "response", "tools", "token_ids", "logprobs", "step_rewards"}
+
+
+def store_url(where: str | Path | None = None) -> str:
+    """The database URL: the argument, else `ASSAY_STORE`, else `.assay/assay.db` in the working folder."""
+    chosen = str(where or os.environ.get("ASSAY_STORE") or Path(".assay") / "assay.db")
+    if "://" not in chosen:
+        return f"sqlite:///{chosen}"
+    return chosen.replace("postgresql://", "postgresql+psycopg://", 1)
+
+
+class Store:
+    """Rollouts and transitions, for any number of threads and processes.
+
+    Raises:
+        StoreError: the database cannot be opened, or its schema is newer than this assay.
+    """
+
+    def __init__(self, where: str | Path | None = None) -> None:
+        self.url = store_url(where)
+        self.dropped = 0  # rows the database refused (a full disk); the run goes on and says so
+        self._error: Exception | None = None
+        self.engine = self._open()
+        self._queue: queue.Queue[tuple[str, dict[str, Any]] | threading.Event] = queue.Queue(_QUEUE)
+        self._writer = threading.Thread(target=self._write_forever, name="assay-store", daemon=True)
+        self._writer.start()
+
+    def __deepcopy__(self, memo: object) -> "Store":
+        return self
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _open(self) -> sa.Engine:
+        try:
+            if self.url.startswith("sqlite:///"):
+                Path(self.url.removeprefix("sqlite:///")).absolute().parent.mkdir(parents=True, exist_ok=True)
+            engine = sa.create_engine(self.url, pool_pre_ping=not self.url.startswith("sqlite"))
+            if engine.dialect.name == "sqlite":
+                sa.event.listen(engine, "connect", _sqlite_pragmas)
+            _create(engine)
+        except ModuleNotFoundError as error:
+            raise MissingExtra(str(error.name), "postgres") from error
+        except (sa.exc.SQLAlchemyError, OSError) as error:
+            shown = sa.engine.make_url(self.url).render_as_string(hide_password=True) if "://" in self.url else self.url
+            raise StoreError(f"cannot open the store {shown}: {getattr(error, 'orig', error)}") from error
+        return engine
+
+    # -- writing
+
+    def put_rollout(self, rollout: Rollout) -> None:
+        """Inserts or replaces the rollout's row (its transitions are put one by one)."""
+        row = _row(rollout, _JSON_ROLLOUT)
+        del row["transitions"]
+        self._queue.put(("rollouts", row))
+
+    def put_transition(self, rollout_id: str, transition: Transition) -> None:
+        """Inserts or replaces one transition."""
+        self._queue.put(("transitions", {"rollout_id": rollout_id, **_row(transition, _JSON_TRANSITION)}))
+
+    def put_run(self, run_id: str, *, kind: str, config: dict[str, Any], status: str, started_at: float, unseen: int = 0) -> None:
+        """Inserts or replaces the row of a run (`status`: running, done, stopped, failed)."""
+        ended = None if status == "running" else time.time()
+        row = {"id": run_id, "kind": kind, "config": _json(config), "status": status, "unseen": unseen}
+        self._queue.put(("runs", {**row, "started_at": started_at, "ended_at": ended}))
+
+    def flush(self, timeout_s: float = 60.0) -> None:
+        """Returns once everything put before is committed.
+
+        Raises:
+            StoreError: the database refused rows, or did not answer in time.
+        """
+        if not self._writer.is_alive():
+            return
+        done = threading.Event()
+        self._queue.put(done)
+        if not done.wait(timeout_s):
+            raise StoreError(f"the store {self.url!r} did not take its rows within {timeout_s:g} s")
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise StoreError(f"the store refused {self.dropped} rows: {error}. What was stored before is intact.")
+
+    def close(self) -> None:
+        """Commits what is waiting and closes. Safe to call twice."""
+        try:
+            self.flush()
+        finally:
+            self.engine.dispose()
+
+    def _write_forever(self) -> None:
+        while True:
+            rows: dict[str, dict[Any, dict[str, Any]]] = {"runs": {}, "rollouts": {}, "transitions": {}}
+            waiting: list[threading.Event] = []
+            deadline = None
+            while deadline is None or (time.monotonic() < deadline and sum(map(len, rows.values())) < _BATCH and not waiting):
+                try:
+                    item = self._queue.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+                except queue.Empty:
+                    break
+                deadline = deadline or time.monotonic() + _INTERVAL_S
+                if isinstance(item, threading.Event):
+                    waiting.append(item)
+                else:
+                    table, row = item
+                    key = (row["rollout_id"], row["t"]) if table == "transitions" else row["id"]
+                    rows[table][key] = row
+            self._commit(rows)
+            for event in waiting:
+                event.set()
+
+    def _commit(self, rows: dict[str, dict[Any, dict[str, Any]]]) -> None:
+        if not any(rows.values()):
+            return
+        for attempt in range(5):
+            try:
+                with self.engine.begin() as connection:
+                    for name, table in (("runs", schema.runs), ("rollouts", schema.rollouts), ("transitions", schema.transitions)):
+                        if rows[name]:
+                            connection.execute(_upsert(self.engine.dialect.name, table), list(rows[name].values()))
+                return
+            except sa.exc.SQLAlchemyError as error:
+                self._error = getattr(error, "orig", None) or error
+                if not isinstance(error, sa.exc.OperationalError) or "full" in str(error):
+                    break
+                time.sleep(0.1 * 2**attempt)  # another process holds the lock, or the server is coming back
+        self.dropped += sum(map(len, rows.values()))
+
+    # -- reading
+
+    def rollouts(
+        self, *, run_id: str | None = None, task_id: str | None = None, split: str | None = None, limit: int | None = None
+    ) -> Iterator[Rollout]:
+        """Rollouts without their transitions, newest first."""
+        table = schema.rollouts
+        query = sa.select(table).order_by(table.c.started_at.desc(), table.c.id.desc()).limit(limit)
+        for column, value in ((table.c.run_id, run_id), (table.c.task_id, task_id), (table.c.split, split)):
+            if value is not None:
+                query = query.where(column == value)
+        with self.engine.connect() as connection:
+            for row in connection.execution_options(yield_per=500).execute(query).mappings():
+                yield _rollout(row)
+
+    def rollout(self, id_prefix: str) -> Rollout:
+        """One rollout with its transitions, by the start of its id.
+
+        Raises:
+            StoreError: no rollout's id starts so, or several do.
+        """
+        table, steps = schema.rollouts, schema.transitions
+        with self.engine.connect() as connection:
+            found = connection.execute(sa.select(table).where(table.c.id.startswith(id_prefix, autoescape=True)).limit(2)).mappings()
+            rows = list(found)
+            if len(rows) != 1:
+                raise StoreError(f"{'no' if not rows else 'more than one'} rollout's id starts with {id_prefix!r}")
+            rollout = _rollout(rows[0])
+            query = sa.select(steps).where(steps.c.rollout_id == rollout.id).order_by(steps.c.t)
+            rollout.transitions = [_transition(row) for row in connection.execute(query).mappings()]
+        return rollout
+
+    def stats(self, *, run_id: str | None = None) -> dict[str, Any]:
+        """Counts: rollouts, transitions, unseen calls, cached, errors, tokens, dollars, mean score, rollouts by split."""
+        r, t, u = schema.rollouts, schema.transitions, schema.runs
+        mine = [r.c.run_id == run_id] if run_id else []
+        joined = sa.select(
+            sa.func.count(), sa.func.sum(sa.cast(t.c.cached, sa.Integer)), sa.func.count(t.c.error),
+            sa.func.sum(t.c.prompt_tokens), sa.func.sum(t.c.completion_tokens), sa.func.sum(t.c.cost_usd),
+        ).select_from(t)  # fmt: skip
+        if run_id:
+            joined = joined.join(r, r.c.id == t.c.rollout_id).where(*mine)
+        with self.engine.connect() as connection:
+            count, scored, mean = connection.execute(sa.select(sa.func.count(), sa.func.count(r.c.score), sa.func.avg(r.c.score)).where(*mine)).one()
+            calls, cached, errors, prompt, completion, cost = connection.execute(joined).one()
+            unseen = connection.execute(sa.select(sa.func.sum(u.c.unseen)).where(*([u.c.id == run_id] if run_id else []))).scalar()
+            by_split = connection.execute(sa.select(r.c.split, sa.func.count()).where(*mine).group_by(r.c.split)).all()
+        return {
+            "rollouts": count, "transitions": calls, "unseen": int(unseen or 0), "scored": scored, "mean_score": mean,
+            "cached": int(cached or 0), "errors": errors, "prompt_tokens": int(prompt or 0),
+            "completion_tokens": int(completion or 0), "cost_usd": float(cost or 0.0),
+            "splits": {split or "none": number for split, number in by_split},
+        }  # fmt: skip
+
+
+def _sqlite_pragmas(connection: Any, _: object) -> None:
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=30000"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _create(engine: sa.Engine) -> None:
+    """Creates what is missing; several processes may do so at once."""
+    for attempt in range(5):
+        try:
+            schema.metadata.create_all(engine)
+            with engine.begin() as connection:
+                connection.execute(_upsert(engine.dialect.name, schema.meta, replace=False), [{"key": "schema", "value": str(schema.SCHEMA_VERSION)}])
+                version = int(connection.execute(sa.select(schema.meta.c.value).where(schema.meta.c.key == "schema")).scalar_one())
+            break
+        except (sa.exc.OperationalError, sa.exc.ProgrammingError, sa.exc.IntegrityError):
+            if attempt == 4:
+                raise
+            time.sleep(0.1 * 2**attempt)
+    if version > schema.SCHEMA_VERSION:
+        raise StoreError(f"the store has schema {version}, this assay knows up to {schema.SCHEMA_VERSION}: update assay")
+
+
+def _upsert(dialect: str, table: sa.Table, *, replace: bool = True) -> Any:
+    insert: Any = postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
+    keys = [column.name for column in table.primary_key]
+    if not replace:
+        return insert.on_conflict_do_nothing(index_elements=keys)
+    changed = {column.name: insert.excluded[column.name] for column in table.columns if column.name not in keys}
+    return insert.on_conflict_do_update(index_elements=keys, set_=changed)
+
+
+def _json(value: Any) -> str:
+    """JSON that both databases take: NaN and infinities become null, NUL and lone surrogates are replaced."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(value), ensure_ascii=False, default=str)
+    return _clean(text).replace("\\u0000", "\\ufffd")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _clean(text: str) -> str:
+    if "\0" in text:
+        text = text.replace("\0", "\ufffd")
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _row(record: Rollout | Transition, as_json: set[str]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for item in fields(record):
+        value = getattr(record, item.name)
+        if item.name in as_json:
+            if item.name in ("tools", "verdicts"):
+                value = [asdict(part) for part in value]
+            row[f"{item.name}_json"] = None if value is None else _json(value)
+        elif isinstance(value, str):
+            row[item.name] = _clean(value)
+        elif isinstance(value, float) and not math.isfinite(value):
+            row[item.name] = None
+        else:
+            row[item.name] = value
+    return row
+
+
+def _load(row: Any, names: Sequence[str]) -> dict[str, Any]:
+    return {name: json.loads(row[f"{name}_json"]) if row[f"{name}_json"] is not None else None for name in names}
+
+
+def _rollout(row: Any) -> Rollout:
+    plain = {key: value for key, value in row.items() if not key.endswith("_json")}
+    loaded = _load(row, sorted(_JSON_ROLLOUT))
+    loaded["verdicts"] = [Verdict(**verdict) for verdict in loaded["verdicts"]]
+    loaded["adapters"] = tuple(loaded["adapters"])
+    return Rollout(**plain, **loaded)
+
+
+def _transition(row: Any) -> Transition:
+    plain = {key: value for key, value in row.items() if not key.endswith("_json") and key != "rollout_id"}
+    loaded = _load(row, sorted(_JSON_TRANSITION))
+    loaded["tools"] = [ToolCall(**tool) for tool in loaded["tools"]]
+    for name in ("adapters", "token_ids", "logprobs"):
+        loaded[name] = None if loaded[name] is None else tuple(loaded[name])
+    return Transition(**plain, **loaded)
