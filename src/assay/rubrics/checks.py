@@ -1,0 +1,200 @@
+"""Checks in code. Each is called as `check(task, prediction, rollout, **with)` and answers a grade in [0, 1].
+
+`prediction` is a dict of the output fields; `field` names the one that is looked at, and is by default the one
+expected output of the task. A check that has nothing to look at raises `NoGrade`, and the criterion is unscored.
+"""
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from assay.datasets import Task
+from assay.rubrics.criteria import Grade, NoGrade
+from assay.traces.records import Rollout
+
+__all__ = [
+    "contains",
+    "exact",
+    "fields_match",
+    "json_schema",
+    "length",
+    "numeric",
+    "one_of",
+    "regex",
+    "steps_used",
+    "token_use",
+    "tool_adoption",
+]
+
+_NUMBER = re.compile(r"[-+\u2212]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3})?(?:\s*/\s*\d+(?:\.\d+)?)?")
+
+
+def _expected(task: Task, field: str | None) -> tuple[str, Any]:
+    name = field or (next(iter(task.expected)) if len(task.expected) == 1 else "answer")
+    if name not in task.expected:
+        raise NoGrade(f"task {task.id!r} has no expected {name!r}; it has {sorted(task.expected)}")
+    return name, task.expected[name]
+
+
+def _found(prediction: dict[str, Any], name: str) -> Any:
+    if name not in prediction or prediction[name] is None:
+        return None
+    return prediction[name]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _norm(value: Any, case: bool) -> str:
+    text = " ".join(_text(value).split())
+    return text if case else text.casefold()
+
+
+def exact(task: Task, prediction: dict[str, Any], rollout: Rollout | None, field: str | None = None, case: bool = False) -> Grade:
+    """1 where the field equals the expected text, white space folded; without `case`, letter case too."""
+    name, wanted = _expected(task, field)
+    found = _found(prediction, name)
+    same = found is not None and _norm(found, case) == _norm(wanted, case)
+    return Grade(value=float(same), reason="" if same else f"Expected {_text(wanted)!r}, found {_text(found)[:200]!r}.")
+
+
+def fields_match(
+    task: Task, prediction: dict[str, Any], rollout: Rollout | None, all_or_nothing: bool = False, case: bool = False
+) -> Grade:
+    """The share of the task's expected fields that the prediction has exactly; with `all_or_nothing`, 1 only for all."""
+    if not task.expected:
+        raise NoGrade(f"task {task.id!r} expects no fields")
+    wrong = [
+        f"{name}: expected {_text(wanted)!r}, found {_text(_found(prediction, name))[:200]!r}"
+        for name, wanted in task.expected.items()
+        if (found := _found(prediction, name)) is None or _norm(found, case) != _norm(wanted, case)
+    ]
+    share = 1 - len(wrong) / len(task.expected)
+    return Grade(value=float(not wrong) if all_or_nothing else share, reason="; ".join(wrong))
+
+
+def parse_number(value: Any) -> float | None:
+    """The number in a text: after `####` if there, else the last one; `1,200`, `3/4`, `$5`, `12 %` are read. None if none."""
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, int | float):
+        return float(value) if math.isfinite(value) else None
+    text = str(value).rpartition("####")[2] or str(value)
+    matches = _NUMBER.findall(text[-2000:])
+    if not matches:
+        return None
+    digits = matches[-1].replace(",", "").replace("\u2212", "-")
+    try:
+        top, _, bottom = digits.partition("/")
+        number = float(Fraction(top.strip()) / Fraction(bottom.strip())) if bottom else float(top)
+    except (ValueError, ZeroDivisionError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def numeric(
+    task: Task, prediction: dict[str, Any], rollout: Rollout | None, field: str | None = None, tolerance: float = 1e-6
+) -> Grade:
+    """1 where the numbers differ by at most `tolerance`, relative to the expected one where that is above 1."""
+    name, wanted = _expected(task, field)
+    target = parse_number(wanted)
+    if target is None:
+        raise NoGrade(f"task {task.id!r}: the expected {name}={wanted!r} holds no number")
+    found = _found(prediction, name)
+    number = parse_number(found)
+    if number is None:
+        return Grade(value=0.0, reason=f"Expected the number {target:g}, found {_text(found)[:200]!r}.")
+    right = abs(number - target) <= tolerance * max(1.0, abs(target))
+    return Grade(value=float(right), reason="" if right else f"Expected {target:.12g}, found {number:.12g}.")
+
+
+def regex(task: Task, prediction: dict[str, Any], rollout: Rollout | None, pattern: str, field: str = "answer") -> Grade:
+    """1 where the whole field matches the pattern."""
+    found = _text(_found(prediction, field) or "")[:100_000]
+    match = re.fullmatch(pattern, found.strip(), re.DOTALL) is not None
+    return Grade(value=float(match), reason="" if match else f"{found[:200]!r} does not match {pattern!r}.")
+
+
+def contains(
+    task: Task, prediction: dict[str, Any], rollout: Rollout | None, text: str | Sequence[str] | None = None, field: str = "answer"
+) -> Grade:
+    """The share of the texts (by default the task's expected one) that stand in the field, letter case ignored."""
+    wanted = [text] if isinstance(text, str) else list(text) if text is not None else [_text(_expected(task, None)[1])]
+    found = _text(_found(prediction, field) or "").casefold()
+    missing = [part for part in wanted if part.casefold() not in found]
+    return Grade(value=1 - len(missing) / len(wanted), reason=f"Missing: {missing}." if missing else "")
+
+
+def one_of(task: Task, prediction: dict[str, Any], rollout: Rollout | None, values: Sequence[str], field: str = "label") -> Grade:
+    """1 where the field is one of the values, letter case ignored."""
+    found = _norm(_found(prediction, field) or "", False)
+    allowed = found in {_norm(value, False) for value in values}
+    return Grade(value=float(allowed), reason="" if allowed else f"{found[:200]!r} is not one of {list(values)}.")
+
+
+def json_schema(
+    task: Task, prediction: dict[str, Any], rollout: Rollout | None, schema: dict[str, Any], field: str | None = None
+) -> Grade:
+    """1 where the field (or the whole prediction) holds JSON that the schema accepts."""
+    import jsonschema
+
+    value: Any = prediction if field is None else _found(prediction, field)
+    if field is not None and isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            return Grade(value=0.0, reason=f"{field} is not JSON: {error}.")
+    try:
+        jsonschema.validate(value, schema)
+    except jsonschema.ValidationError as error:
+        return Grade(value=0.0, reason=f"{error.json_path}: {error.message[:300]}.")
+    return Grade(value=1.0)
+
+
+def length(
+    task: Task, prediction: dict[str, Any], rollout: Rollout | None, max_tokens: int, field: str | None = None
+) -> Grade:
+    """For a pitfall: how far the output is over `max_tokens` words, 0 up to the limit and 1 at twice of it."""
+    if max_tokens < 1:
+        raise NoGrade(f"max_tokens={max_tokens!r} must be at least 1")
+    texts = [prediction.get(field, "")] if field else [v for k, v in prediction.items() if k != "steps"]
+    words = sum(len(_text(text).split()) for text in texts)
+    over = min(1.0, max(0.0, words / max_tokens - 1))
+    return Grade(value=over, reason=f"{words} words, the limit is {max_tokens}." if over else "")
+
+
+def _tools(prediction: dict[str, Any], rollout: Rollout | None) -> list[dict[str, Any]]:
+    if rollout is not None and rollout.transitions:
+        return [{"name": t.name, "error": t.error} for t in rollout.tools]
+    steps = prediction.get("steps")
+    if steps is None:
+        raise NoGrade("neither a rollout nor the prediction's 'steps' tells which tools were called")
+    return [{"name": step.get("tool"), "error": step.get("error")} for step in steps]
+
+
+def tool_adoption(task: Task, prediction: dict[str, Any], rollout: Rollout | None, tool: str | None = None) -> Grade:
+    """1 where at least one tool call (of `tool`, if named) ran without an error."""
+    calls = [call for call in _tools(prediction, rollout) if tool is None or call["name"] == tool]
+    if any(call["error"] is None for call in calls):
+        return Grade(value=1.0)
+    what = f"Every call of {tool or 'a tool'} failed: {calls[-1]['error']}." if calls else f"{tool or 'No tool'} was not called."
+    return Grade(value=0.0, reason=what)
+
+
+def steps_used(task: Task, prediction: dict[str, Any], rollout: Rollout | None, budget: int) -> Grade:
+    """For a pitfall: the share of the LM-call budget that was overrun, 0 within the budget and 1 at twice of it."""
+    if rollout is None:
+        raise NoGrade("no rollout tells how many steps were used")
+    used = len(rollout.transitions)
+    return Grade(value=min(1.0, max(0.0, used / budget - 1)), reason=f"{used} LM calls, the budget is {budget}.")
+
+
+def token_use(task: Task, prediction: dict[str, Any], rollout: Rollout | None, budget: int) -> Grade:
+    """For a pitfall: the share of the token budget that was overrun, 0 within the budget and 1 at twice of it."""
+    if rollout is None:
+        raise NoGrade("no rollout tells how many tokens were used")
+    return Grade(value=min(1.0, max(0.0, rollout.tokens / budget - 1)), reason=f"{rollout.tokens} tokens, the budget is {budget}.")

@@ -1,0 +1,141 @@
+"""Criteria: what is graded, by what, and how much it weighs. Does not grade: `assay.rubrics.scoring` does."""
+
+import hashlib
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from assay.errors import RubricError
+
+__all__ = ["Check", "Criterion", "Essential", "Failed", "Grade", "JudgeSpec", "NoGrade"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grade:
+    """What a check or judge answers. `value` in [0, 1]; `reason` is shown to people and to reflecting models."""
+
+    value: float
+    reason: str = ""
+    label: str | None = None
+    confidence: float | None = None
+    cost_usd: float = 0.0
+
+
+class NoGrade(Exception):
+    """Raised by a check or judge that cannot decide: the criterion is unscored, with this reason."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Stands where a prediction should: the run gave none.
+
+    `own` failures (no answer, unparsed output, an exception in the program) score 0. The others (the model's server,
+    the machinery) are nobody's fault and leave the task unscored.
+    """
+
+    reason: str
+    own: bool = True
+
+
+Check = Callable[..., Any]  # (task, prediction, rollout, **with) -> bool | float in [0, 1] | Grade | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Essential:
+    """Graded below `pass_at`, the whole score is at most `cap`. Both in [0, 1]."""
+
+    pass_at: float = 1.0
+    cap: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in (("pass_at", self.pass_at), ("cap", self.cap)):
+            if not 0 <= value <= 1:
+                raise RubricError(f"essential {name}={value!r} must be between 0 and 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeSpec:
+    """A question for a model. `scale` runs from worst to best in even steps; `anchors` say what a word means."""
+
+    text: str
+    scale: tuple[str, ...] = ("no", "yes")
+    anchors: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.text.strip():
+            raise RubricError("a judge's text must say what to judge")
+        if len(self.scale) < 2 or len({word.casefold() for word in self.scale}) != len(self.scale):
+            raise RubricError(f"judge scale {list(self.scale)!r} needs at least two different words, from worst to best")
+        if unknown := sorted(set(self.anchors) - set(self.scale)):
+            raise RubricError(f"judge anchors {unknown!r} are not on the scale {list(self.scale)!r}")
+
+    def grade(self, word: str) -> float:
+        """0 for the first word of the scale, 1 for the last, even steps between."""
+        return self.scale.index(word) / (len(self.scale) - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Criterion:
+    """One named part of a rubric, decided by exactly one of `check` and `judge`.
+
+    A negative weight is a pitfall: its grade says how far the output fell into it. `scope` is `final` (the whole run)
+    or `step` (each LM call, for intermediate rewards; never in the score).
+    """
+
+    name: str
+    weight: float = 1.0
+    scope: str = "final"
+    check: Check | None = None
+    judge: JudgeSpec | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    essential: Essential | None = None
+    source: str = ""  # dotted path of the check, as written
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise RubricError(f"criterion name {self.name!r} must be a word of letters, digits and underscores")
+        if not math.isfinite(self.weight):
+            raise RubricError(f"criterion {self.name!r}: weight={self.weight!r} must be a finite number")
+        if self.scope not in ("final", "step"):
+            raise RubricError(f"criterion {self.name!r}: scope={self.scope!r} must be 'final' or 'step'")
+        if (self.check is None) == (self.judge is None):
+            raise RubricError(f"criterion {self.name!r} needs exactly one of check and judge")
+        if self.scope == "step" and (self.essential is not None or self.judge is not None):
+            raise RubricError(f"criterion {self.name!r}: a step criterion is a check, and cannot be essential")
+        if self.essential is not None and self.weight < 0:
+            raise RubricError(f"criterion {self.name!r}: a pitfall (weight {self.weight:g}) cannot be essential")
+        if self.check is not None:
+            self._fit_arguments(self.check)
+
+    def _fit_arguments(self, check: Check) -> None:
+        try:
+            inspect.signature(check).bind(None, None, None, **self.arguments)
+        except TypeError as error:
+            raise RubricError(
+                f"criterion {self.name!r}: check {self.source or check!r} cannot be called as "
+                f"check(task, prediction, rollout, **{dict(self.arguments)!r}): {error}"
+            ) from None
+        except ValueError:
+            pass  # a builtin without a signature: the call will tell
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-ready; together with the check's source it decides the rubric's version."""
+        entry: dict[str, Any] = {"name": self.name, "weight": self.weight, "scope": self.scope}
+        if self.judge is not None:
+            entry["judge"] = {"text": self.judge.text, "scale": list(self.judge.scale), "anchors": dict(self.judge.anchors)}
+        else:
+            entry |= {"check": self.source or f"{self.check.__module__}:{self.check.__qualname__}", "with": dict(self.arguments)}  # type: ignore[union-attr]
+            entry["code"] = _code_hash(self.check)
+        if self.essential is not None:
+            entry["essential"] = {"pass_at": self.essential.pass_at, "cap": self.essential.cap}
+        return entry
+
+
+def _code_hash(check: Any) -> str:
+    try:
+        text = inspect.getsource(check)
+    except (OSError, TypeError):
+        text = getattr(check, "__qualname__", repr(type(check)))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,204 @@
+"""Rubrics from YAML, checked whole at load: an error names file, line and the valid values."""
+
+import difflib
+import importlib
+import importlib.util
+import sys
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+import yaml
+
+from assay.errors import RubricError
+from assay.rubrics import checks, steps
+from assay.rubrics.criteria import Check, Criterion, Essential, JudgeSpec
+from assay.rubrics.rubric import STEP_CAP, Resolver, Rubric
+
+__all__ = ["SHIPPED", "load_rubric", "rubric_schema"]
+
+SHIPPED = ("classify", "extract", "math_qa")
+
+
+class _Strict(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", populate_by_name=True)
+
+
+class _EssentialFile(_Strict):
+    pass_at: float = pydantic.Field(1.0, ge=0, le=1)
+    cap: float = pydantic.Field(0.0, ge=0, le=1)
+
+
+class _JudgeFile(_Strict):
+    text: str
+    scale: list[str] = ["no", "yes"]
+    anchors: dict[str, str] = {}
+
+
+class _CriterionFile(_Strict):
+    name: str
+    weight: float = pydantic.Field(1.0, allow_inf_nan=False)
+    scope: Literal["final", "step"] = "final"
+    check: str | None = None
+    with_: dict[str, Any] = pydantic.Field({}, alias="with")
+    judge: str | _JudgeFile | None = None
+    scale: list[str] | None = None
+    anchors: dict[str, str] | None = None
+    essential: _EssentialFile | None = None
+
+
+class _RubricFile(_Strict):
+    name: str
+    description: str = ""
+    step_cap: float = pydantic.Field(STEP_CAP, ge=0, lt=1)
+    criteria: list[_CriterionFile] = pydantic.Field(min_length=1)
+
+
+def rubric_schema() -> dict[str, Any]:
+    """JSON schema of a rubric file, for editors."""
+    return _RubricFile.model_json_schema(by_alias=True)
+
+
+def load_rubric(source: str | Path, *, resolver: Resolver | None = None) -> Rubric:
+    """A rubric from a YAML file, or a shipped one by name.
+
+    Args:
+        source: a path ending in `.yaml` or `.yml`, or one of `SHIPPED`.
+        resolver: makes the file's judge criteria decidable; without one they stay unscored.
+    Raises:
+        RubricError: no such rubric; the file is not YAML; an unknown key, a value out of range, a check that cannot
+            be imported or called. The message names file and line.
+    """
+    text, shown, folder = _read(str(source))
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise RubricError(f"{shown}: not YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise RubricError(f"{shown}:1: a rubric is a mapping with 'name' and 'criteria', found {type(data).__name__}")
+    try:
+        parsed = _RubricFile.model_validate(data)
+    except pydantic.ValidationError as error:
+        raise RubricError("\n".join(_explain(shown, node, problem) for problem in error.errors())) from None
+    criteria = []
+    for index, entry in enumerate(parsed.criteria):
+        try:
+            criteria.append(_criterion(entry, folder))
+        except RubricError as error:
+            raise RubricError(f"{shown}:{_line(node, ('criteria', index))}: {error}") from None
+    try:
+        return Rubric(parsed.name, criteria, step_cap=parsed.step_cap, resolver=resolver)
+    except RubricError as error:
+        raise RubricError(f"{shown}: {error}") from None
+
+
+def _read(source: str) -> tuple[str, str, Path | None]:
+    if source in SHIPPED:
+        return resources.files("assay.rubrics").joinpath("shipped", f"{source}.yaml").read_text(), f"{source}.yaml", None
+    path = Path(source)
+    if path.suffix.lower() not in (".yaml", ".yml"):
+        near = difflib.get_close_matches(source, SHIPPED, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise RubricError(f"no rubric is called {source!r}: give a .yaml file or one of {', '.join(SHIPPED)}.{hint}")
+    try:
+        return path.read_text("utf-8"), str(path), path.absolute().parent
+    except FileNotFoundError:
+        raise RubricError(f"no such file: {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RubricError(f"{path}: cannot be read: {error}") from None
+
+
+def _criterion(entry: _CriterionFile, folder: Path | None) -> Criterion:
+    judge = None
+    if isinstance(entry.judge, _JudgeFile):
+        if entry.scale is not None or entry.anchors is not None:
+            raise RubricError(f"criterion {entry.name!r}: give scale and anchors inside judge, or beside its text, not both")
+        judge = JudgeSpec(text=entry.judge.text, scale=tuple(entry.judge.scale), anchors=entry.judge.anchors)
+    elif entry.judge is not None:
+        scale = tuple(entry.scale) if entry.scale is not None else ("no", "yes")
+        judge = JudgeSpec(text=entry.judge, scale=scale, anchors=entry.anchors or {})
+    elif entry.scale is not None or entry.anchors is not None:
+        raise RubricError(f"criterion {entry.name!r}: scale and anchors go with a judge; a check has none")
+    return Criterion(
+        name=entry.name,
+        weight=entry.weight,
+        scope=entry.scope,
+        check=None if entry.check is None else import_check(entry.check, folder),
+        judge=judge,
+        arguments=entry.with_,
+        essential=None if entry.essential is None else Essential(pass_at=entry.essential.pass_at, cap=entry.essential.cap),
+        source=entry.check or "",
+    )
+
+
+def import_check(path: str, folder: Path | None = None) -> Check:
+    """The callable behind `package.module:name`, `file.py:name` (relative to the rubric), or a shipped check's name."""
+    module_name, _, name = path.rpartition(":")
+    if not module_name:
+        for module in (checks, steps):
+            if path in module.__all__:
+                return getattr(module, path)  # type: ignore[no-any-return]
+        known = [*checks.__all__, *steps.__all__]
+        near = difflib.get_close_matches(path, known, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise RubricError(f"no check is called {path!r}: give 'package.module:name' or one of {', '.join(known)}.{hint}")
+    try:
+        module = _file_module((folder or Path()) / module_name) if module_name.endswith(".py") else importlib.import_module(module_name)
+        check = getattr(module, name)
+    except Exception as error:
+        raise RubricError(f"check {path!r} cannot be imported: {type(error).__name__}: {error}") from error
+    if not callable(check):
+        raise RubricError(f"check {path!r} is a {type(check).__name__}, not a callable")
+    return check  # type: ignore[no-any-return]
+
+
+def _file_module(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"_assay_check_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise FileNotFoundError(path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _explain(shown: str, node: yaml.Node, problem: Any) -> str:
+    location = tuple(part for part in problem["loc"] if part not in ("str", "_JudgeFile"))
+    where, key = f"{shown}:{_line(node, location)}", ".".join(map(str, location))
+    if problem["type"] == "extra_forbidden":
+        valid = _valid_keys(location)
+        near = difflib.get_close_matches(str(location[-1]), valid, 1)
+        return f"{where}: unknown key {location[-1]!r}; there are {', '.join(valid)}." + (f" Did you mean {near[0]!r}?" if near else "")
+    found = f", found {problem['input']!r}" if problem["type"] != "missing" else ""
+    return f"{where}: {key}: {problem['msg']}{found}"
+
+
+def _valid_keys(location: tuple[Any, ...]) -> list[str]:
+    model: type[pydantic.BaseModel] = _RubricFile
+    if "essential" in location[:-1]:
+        model = _EssentialFile
+    elif "judge" in location[:-1]:
+        model = _JudgeFile
+    elif "criteria" in location[:-1]:
+        model = _CriterionFile
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _line(node: yaml.Node | None, location: tuple[Any, ...]) -> int:
+    """Line of the deepest part of `location` that stands in the file, from 1."""
+    line = 1 if node is None else node.start_mark.line + 1
+    for part in location:
+        child = None
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                if key.value == part:
+                    line, child = key.start_mark.line + 1, value
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            child = node.value[part]
+            line = child.start_mark.line + 1
+        if child is None:
+            break
+        node = child
+    return line

@@ -1,0 +1,121 @@
+"""Verdicts and the score made of them. Does not call a model: judges do. NaN means unscored, never 0."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from assay.rubrics.criteria import Criterion, Failed, Grade, NoGrade
+from assay.traces.records import Rollout, Verdict
+
+__all__ = ["ScoreResult", "combine", "fields_of", "grade"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreResult:
+    """What a rubric says of one prediction.
+
+    `value` is in [0, 1], higher is better; NaN where an essential criterion or all criteria are unscored.
+    `coverage` is the share of final criteria that were scored. `feedback` says what to do better.
+    """
+
+    value: float
+    verdicts: tuple[Verdict, ...] = ()
+    coverage: float = 1.0
+    cost_usd: float = 0.0
+    feedback: str = ""
+    failed: str | None = None
+    capped_by: tuple[str, ...] = field(default=())
+
+    @property
+    def scored(self) -> bool:
+        return not math.isnan(self.value)
+
+    @property
+    def grades(self) -> dict[str, float]:
+        """Final criteria by name; NaN where unscored."""
+        return {v.criterion: math.nan if v.grade is None else v.grade for v in self.verdicts if v.scope == "final"}
+
+
+def fields_of(prediction: Any) -> dict[str, Any]:
+    """A prediction's fields: of a mapping, a `dspy.Prediction` or anything with `items()`; a bare value is `answer`."""
+    if prediction is None or isinstance(prediction, Failed):
+        return {}
+    if isinstance(prediction, Mapping):
+        return dict(prediction)
+    if hasattr(prediction, "items"):
+        return dict(prediction.items())
+    return {"answer": prediction}
+
+
+def grade(criterion: Criterion, decide: Any, task: Any, prediction: dict[str, Any], rollout: Rollout | None) -> Verdict:
+    """Asks a check or judge, and never lets its failure become a number."""
+    try:
+        answer = decide(task, prediction, rollout, **criterion.arguments)
+    except NoGrade as error:
+        return _verdict(criterion, None, str(error))
+    except Exception as error:
+        return _verdict(criterion, None, f"{type(error).__name__}: {error}")
+    if isinstance(answer, Grade):
+        found = _verdict(criterion, answer.value, answer.reason)
+        found.label, found.confidence, found.cost_usd = answer.label, answer.confidence, answer.cost_usd
+        return found
+    return _verdict(criterion, answer, "")
+
+
+def _verdict(criterion: Criterion, value: Any, reason: str) -> Verdict:
+    number: float | None = None
+    if isinstance(value, bool):
+        number = float(value)
+    elif isinstance(value, int | float) and not math.isnan(value):
+        if 0 <= value <= 1:
+            number = float(value)
+        else:
+            reason = f"graded {value!r}, which is not between 0 and 1. {reason}".strip()
+    elif not reason:
+        reason = f"graded {value!r}, which is no number"
+    return Verdict(criterion=criterion.name, grade=number, weight=criterion.weight, scope=criterion.scope, reason=reason)
+
+
+def combine(criteria: Sequence[Criterion], verdicts: Sequence[Verdict]) -> ScoreResult:
+    """Sum of w·g over the scored final criteria, divided by the sum of their positive weights, clipped to [0, 1].
+
+    Essential criteria graded below `pass_at` cap the result. With an essential criterion unscored, or nothing with a
+    positive weight scored, the value is NaN. Source: HealthBench (arXiv 2505.08775), scoring; caps and NaN are ours.
+
+    Worked: correct 4·0, clear 1·1, rambling -1·0.5 gives (0 + 1 - 0.5) / (4 + 1) = 0.1; a cap of 0.5 leaves it.
+    """
+    by_name = {verdict.criterion: verdict for verdict in verdicts}
+    finals = [c for c in criteria if c.scope == "final"]
+    scored = [(c, g) for c in finals if (g := by_name[c.name].grade) is not None]
+    positive = math.fsum(c.weight for c, _ in scored if c.weight > 0)
+    missing = [c.name for c in finals if c.essential is not None and by_name[c.name].grade is None]
+    value, capped_by = math.nan, []
+    if positive > 0 and not missing:
+        value = min(1.0, max(0.0, math.fsum(c.weight * g for c, g in scored) / positive))
+        for c, g in scored:
+            if c.essential is not None and g < c.essential.pass_at:
+                capped_by.append(c.name)
+                value = min(value, c.essential.cap)
+    return ScoreResult(
+        value=value,
+        verdicts=tuple(verdicts),
+        coverage=len(scored) / len(finals),
+        cost_usd=math.fsum(verdict.cost_usd for verdict in verdicts),
+        feedback=_feedback(value, finals, by_name, capped_by),
+        capped_by=tuple(capped_by),
+    )
+
+
+def _feedback(value: float, finals: Sequence[Criterion], by_name: Mapping[str, Verdict], capped_by: Sequence[str]) -> str:
+    lines = [f"Score {value:.2f} of 1." if not math.isnan(value) else "Unscored."]
+    for c in sorted(finals, key=lambda c: -abs(c.weight)):
+        verdict = by_name[c.name]
+        detail = f" {verdict.reason}" if verdict.reason else ""
+        if verdict.grade is None:
+            lines.append(f"- {c.name} could not be decided.{detail}")
+        elif (c.weight >= 0 and verdict.grade < 1) or (c.weight < 0 and verdict.grade > 0):
+            what = "to gain" if c.weight >= 0 else "a pitfall to avoid"
+            cap = " This caps the whole score." if c.name in capped_by else ""
+            lines.append(f"- {c.name}: {verdict.grade:.2f} ({what}, weight {c.weight:g}).{detail}{cap}")
+    return "\n".join(lines) if len(lines) > 1 else f"{lines[0]} Nothing to improve."
