@@ -158,7 +158,8 @@ def lines_grammar(schema: dict[str, Any]) -> str:
     any other value is one line of text, to be checked after parsing.
     """
     rows = [f"{json.dumps(f'{name}: ')} {_value_rule(value)}" for name, value in schema["properties"].items()]
-    return "root ::= " + ' "\\n" '.join(rows)
+    # models that were taught to end a turn with a new line must be able to, or they never stop
+    return "root ::= " + ' "\\n" '.join(rows) + ' "\\n"?'
 
 
 def _value_rule(schema: dict[str, Any]) -> str:

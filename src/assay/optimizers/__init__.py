@@ -1,0 +1,23 @@
+"""The ways to improve. So far: prompts."""
+
+from assay.optimizers.evaluation import Evaluation, evaluate
+from assay.optimizers.prompts import AUTO_SEARCH_CALLS, CompileConfig, CompileOutcome, compile_prompts
+from assay.optimizers.session import Progress, Session, Student
+from assay.optimizers.statistics import Gain, mean_interval, paired_gain
+from assay.optimizers.teleprompters import OPTIMIZERS
+
+__all__ = [
+    "AUTO_SEARCH_CALLS",
+    "OPTIMIZERS",
+    "CompileConfig",
+    "CompileOutcome",
+    "Evaluation",
+    "Gain",
+    "Progress",
+    "Session",
+    "Student",
+    "compile_prompts",
+    "evaluate",
+    "mean_interval",
+    "paired_gain",
+]

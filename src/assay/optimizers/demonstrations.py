@@ -1,0 +1,207 @@
+"""Demonstrations: how a teacher's successes are found when the plain program has none, and which of them are shown."""
+
+import copy
+import random
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import dspy
+
+from assay.datasets import Task
+from assay.errors import BudgetExceeded
+from assay.optimizers.evaluation import Evaluation
+from assay.optimizers.session import Session, Student
+from assay.programs import ToolAgent
+
+__all__ = ["Demonstration", "Exploration", "choose", "explore", "shape", "with_demos"]
+
+_BATCH = 4
+_HOT = 1.0  # temperature of a second try
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """One successful run: its task and, in order, what each predictor was given and gave."""
+
+    task: Task
+    steps: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...]
+    score: float
+
+
+@dataclass
+class Variant:
+    """One way to run the teacher."""
+
+    student: Student
+    settings: dict[str, Any]
+    tried: int = 0
+    succeeded: int = 0
+
+    @property
+    def promise(self) -> float:
+        return (self.succeeded + 1) / (self.tried + 2)
+
+
+@dataclass
+class Exploration:
+    """What exploring gave. `teacher` is the variant that succeeds most often, None where none ever did."""
+
+    demonstrations: list[Demonstration] = field(default_factory=list)
+    teacher: Student | None = None
+    variants: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def adapter(self) -> str | None:
+        return self.teacher.settings["adapter"] if self.teacher is not None else None
+
+
+def teacher_variants(student: Student, adapters: Sequence[str]) -> list[Variant]:
+    """The program as it is, and with each adapter; a tool agent also with the tool made to happen, in one turn."""
+    settings: list[tuple[str | None, dict[str, Any]]] = []
+    if isinstance(student.program, ToolAgent):
+        settings += [(adapter, {"tool_usage_threshold": 0.0, "max_steps": 2}) for adapter in adapters]
+        settings += [(adapter, {"tool_usage_threshold": 0.0}) for adapter in adapters]
+    else:
+        settings += [(adapter, {}) for adapter in adapters]
+    variants = []
+    for adapter, parameters in settings:
+        teacher = Student(copy.deepcopy(student.program), student.session, adapter=adapter)
+        if parameters:
+            teacher.set_parameters(parameters)
+        variants.append(Variant(teacher, {"adapter": adapter, **parameters}))
+    return variants
+
+
+def explore(
+    student: Student,
+    tasks: Sequence[Task],
+    session: Session,
+    *,
+    adapters: Sequence[str],
+    want: int = 12,
+    max_calls: float = float("inf"),
+    threshold: float = 0.8,
+) -> Exploration:
+    """Runs variants of the program on training tasks until `want` successes are found or `max_calls` are made.
+
+    Variants that succeed are tried more often; tasks that fail come back once, at a higher temperature, so that the
+    successes do not only show what is easy.
+    """
+    variants, found = teacher_variants(student, adapters), dict[str, Demonstration]()
+    queue = [(task, 0) for task in tasks]
+    random.Random(session.seed).shuffle(queue)
+    start = session.meter.of("search").calls
+    exploration = Exploration()
+    with session.progress.bar("explore", want) as advance:
+        while queue and len(found) < want and session.meter.of("search").calls - start < max_calls:
+            variant = max(variants, key=lambda v: v.promise)
+            if variant.tried >= 16 and variant.succeeded == 0:
+                break
+            batch, queue = queue[:_BATCH], queue[_BATCH:]
+            try:
+                runs = _run_batch(variant, batch, session)
+            except BudgetExceeded:
+                break
+            for (task, attempt), (score, steps) in zip(batch, runs, strict=True):
+                variant.tried += 1
+                if score >= threshold:
+                    variant.succeeded += 1
+                    found[task.id] = Demonstration(task, steps, score)
+                    advance(1)
+                elif attempt == 0:
+                    queue.insert(min(len(queue), 2 * _BATCH), (task, 1))
+    exploration.demonstrations = list(found.values())
+    best = max(variants, key=lambda v: v.promise)
+    exploration.teacher = best.student if best.succeeded else None
+    exploration.variants = [{**v.settings, "tried": v.tried, "succeeded": v.succeeded} for v in variants]
+    return exploration
+
+
+Run = tuple[float, tuple[tuple[str, dict[str, Any], dict[str, Any]], ...]]
+
+
+def _run_batch(variant: Variant, batch: Sequence[tuple[Task, int]], session: Session) -> list[Run]:
+    from concurrent.futures import ThreadPoolExecutor
+
+    names = {id(predictor): name for name, predictor in variant.student.program.named_predictors()}
+    session.know([task for task, _ in batch])
+
+    def one(item: tuple[Task, int]) -> Run:
+        task, attempt = item
+        student = variant.student
+        with session.context(), dspy.context(trace=[]):
+            if attempt:
+                student = Student(copy.copy(student.program), session, adapter=student.adapter, sample=attempt)
+                student.set_parameters({"temperature": _HOT})
+            prediction = student(**dict(task.inputs))
+            trace = list(dspy.settings.trace)
+        steps = tuple((names[id(p)], dict(given), dict(output.items())) for p, given, output in trace if id(p) in names)
+        return prediction._result.value, steps
+
+    with ThreadPoolExecutor(max_workers=max(1, session.threads)) as pool:
+        return list(pool.map(one, batch))
+
+
+def shape(text: Any) -> str:
+    """The form of a text: digits become 0, letters a; runs of three and more are cut to three."""
+    out: list[str] = []
+    for char in str(text)[:200]:
+        kind = "0" if char.isdigit() else "a" if char.isalpha() else " " if char.isspace() else char
+        if out[-3:] != [kind] * 3:
+            out.append(kind)
+    return "^" + "".join(out) + "$"
+
+
+def _features(demonstration: Demonstration) -> Counter[str]:
+    """Bigrams of the shapes of what the predictors gave, and of the task's type."""
+    grams: Counter[str] = Counter({f"type {demonstration.task.task_type}": 2})
+    for name, _, output in demonstration.steps:
+        for key, value in output.items():
+            form = shape(value)
+            grams.update(f"{name}.{key} {form[i : i + 2]}" for i in range(len(form) - 1))
+    return grams
+
+
+def _distance(a: Counter[str], b: Counter[str]) -> float:
+    """1 minus the weighted Jaccard similarity."""
+    union = sum((a | b).values())
+    return 1 - sum((a & b).values()) / union if union else 0.0
+
+
+def choose(pool: Sequence[Demonstration], k: int, *, seed: int, diverse: bool = True) -> list[Demonstration]:
+    """`k` of the pool: at random, or each the one least like those chosen before (farthest-first, Gonzalez 1985)."""
+    rng = random.Random(seed)
+    order = rng.sample(list(pool), len(pool))
+    if not diverse or len(order) <= k:
+        return order[:k]
+    features = {id(d): _features(d) for d in order}
+    chosen = [order[0]]
+    while len(chosen) < k:
+        rest = [d for d in order if d not in chosen]
+        chosen.append(max(rest, key=lambda d: min(_distance(features[id(d)], features[id(c)]) for c in chosen)))
+    rng.shuffle(chosen)
+    return chosen
+
+
+def with_demos(student: Student, demonstrations: Sequence[Demonstration], *, adapter: str | None) -> Student:
+    """A copy of the program that shows these runs. A predictor that was called several times in a run shows one call
+    of each run, in turn, so that it sees every stage of the work."""
+    compiled = Student(copy.deepcopy(student.program), student.session, adapter=adapter)
+    compiled.temperature = student.temperature
+    shown: Mapping[str, list[dspy.Example]] = defaultdict(list)
+    for index, demonstration in enumerate(demonstrations):
+        calls: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for name, given, output in demonstration.steps:
+            calls[name].append({**given, **output})
+        for name, runs in calls.items():
+            shown[name].append(dspy.Example(augmented=True, **runs[index % len(runs)]))
+    for name, predictor in compiled.program.named_predictors():
+        predictor.demos = list(shown[name])
+    return compiled
+
+
+def usage_per_task(evaluation: Evaluation) -> float:
+    """Mean LM calls of a task."""
+    return sum(evaluation.calls.values()) / max(1, len(evaluation))

@@ -1,0 +1,124 @@
+"""Runs a program over tasks and holds what came out. Failures are counted; nothing is retried behind the caller's back."""
+
+import contextvars
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from assay.datasets import Task
+from assay.errors import Cancelled
+from assay.optimizers.session import Session, Student
+from assay.optimizers.statistics import mean_interval
+from assay.rubrics import Failed, ScoreResult
+
+__all__ = ["Evaluation", "evaluate"]
+
+
+@dataclass
+class Evaluation:
+    """Scores by task id, in the order the tasks were given."""
+
+    results: dict[str, ScoreResult] = field(default_factory=dict)
+    task_types: dict[str, str] = field(default_factory=dict)
+    tokens: dict[str, int] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Score by task id; NaN where unscored."""
+        return {task_id: result.value for task_id, result in self.results.items()}
+
+    @property
+    def mean(self) -> float:
+        """Mean over the scored tasks; NaN where none is."""
+        values = [value for value in self.scores.values() if not math.isnan(value)]
+        return float(np.mean(values)) if values else math.nan
+
+    @property
+    def unscored(self) -> int:
+        return sum(math.isnan(value) for value in self.scores.values())
+
+    def add(self, other: "Evaluation") -> None:
+        """Takes in the results of other tasks."""
+        for mine, theirs in zip(
+            (self.results, self.task_types, self.tokens, self.calls), (other.results, other.task_types, other.tokens, other.calls), strict=True
+        ):
+            mine.update(theirs)  # type: ignore[arg-type]
+
+    def criteria(self) -> dict[str, float | None]:
+        """Mean grade of each final criterion over the tasks where it was decided."""
+        grades: dict[str, list[float]] = defaultdict(list)
+        for result in self.results.values():
+            for name, value in result.grades.items():
+                grades[name] += [] if math.isnan(value) else [value]
+        return {name: float(np.mean(values)) if values else None for name, values in grades.items()}
+
+    def report(self) -> dict[str, Any]:
+        """JSON-ready: `score`, `interval`, `n`, `unscored`, `failed`, `criteria`, `task_types`, means of calls and tokens."""
+        by_type: dict[str, list[float]] = defaultdict(list)
+        for task_id, value in self.scores.items():
+            by_type[self.task_types[task_id]] += [] if math.isnan(value) else [value]
+        low, high = mean_interval(list(self.scores.values()))
+        return {
+            "score": None if math.isnan(self.mean) else self.mean,
+            "interval": None if math.isnan(self.mean) else [low, high],
+            "n": len(self),
+            "unscored": self.unscored,
+            "failed": sum(result.failed is not None for result in self.results.values()),
+            "criteria": self.criteria(),
+            "task_types": {kind: float(np.mean(values)) if values else None for kind, values in sorted(by_type.items())},
+            "calls_per_task": float(np.mean(list(self.calls.values()))) if self.calls else 0.0,
+            "tokens_per_task": float(np.mean(list(self.tokens.values()))) if self.tokens else 0.0,
+        }
+
+
+def evaluate(student: Student, tasks: Sequence[Task], session: Session, *, name: str = "evaluate") -> Evaluation:
+    """Runs and scores `tasks`, several at a time.
+
+    Raises:
+        BudgetExceeded, Cancelled: what was finished before is in the store.
+    """
+    session.know(list(tasks))
+    found: dict[str, tuple[Task, Any]] = {}
+
+    def one(task: Task) -> None:
+        with session.context():
+            prediction = student(**dict(task.inputs))
+        found[task.id] = (task, prediction)
+
+    pool = ThreadPoolExecutor(max_workers=max(1, session.threads), thread_name_prefix="assay")
+    try:
+        with session.progress.bar(name, len(tasks)) as advance:
+            waiting = {pool.submit(contextvars.copy_context().run, one, task) for task in tasks}
+            while waiting:
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in done:
+                    future.result()
+                    advance(1)
+    except KeyboardInterrupt:
+        session.meter.cancel()
+        raise Cancelled("stopped by the user") from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    evaluation = Evaluation()
+    for task in tasks:
+        _, prediction = found[task.id]
+        evaluation.results[task.id] = prediction._result
+        evaluation.task_types[task.id] = task.task_type
+        evaluation.tokens[task.id] = prediction._rollout.tokens
+        evaluation.calls[task.id] = len(prediction._rollout.transitions)
+    return evaluation
+
+
+def own_failure(prediction: Any) -> Failed | None:
+    """Why a run gave no answer, where it did not."""
+    failed = getattr(prediction, "_failed", None)
+    return failed if isinstance(failed, Failed) else None

@@ -1,0 +1,214 @@
+"""The main job: baseline on val, proposals, the winner by a paired comparison, the gate's decision, the sealed test.
+
+A list of named steps over one `Search`; each writes what it found into the run's state, so that a killed run goes on
+where it stopped (`resume`), and everything before is answered from the response cache.
+"""
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from assay.datasets import Splits, Task
+from assay.errors import BudgetExceeded, ConfigError, StopRun
+from assay.optimizers.demonstrations import choose, explore, with_demos
+from assay.optimizers.evaluation import Evaluation, evaluate
+from assay.optimizers.racing import Candidate, race
+from assay.optimizers.repairs import repaired_dspy
+from assay.optimizers.session import Session, Student
+from assay.optimizers.statistics import Gain, paired_gain
+from assay.optimizers.teleprompters import Proposal, auto_adapters, check_optimizer, propose
+
+__all__ = ["CompileConfig", "CompileOutcome", "compile_prompts"]
+
+AUTO_SEARCH_CALLS = 300
+_BLOCK = 6  # val tasks of one round of the race
+_REFLECTIVE = 1000  # search calls from which proposals by reflection are worth their price
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileConfig:
+    """Settings of one compile. `threshold` is the score from which a run counts as a success to learn from, in (0, 1]."""
+
+    optimizer: str = "auto"
+    threshold: float = 0.8
+    demos: int = 4
+    val_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold <= 1:
+            raise ConfigError(f"threshold={self.threshold!r} must be above 0 and at most 1")
+        if not 1 <= self.demos <= 64:
+            raise ConfigError(f"demos={self.demos!r} must be between 1 and 64")
+        if self.val_size is not None and self.val_size < 1:
+            raise ConfigError(f"val_size={self.val_size!r} must be at least 1")
+        check_optimizer(self.optimizer)
+
+
+@dataclass
+class CompileOutcome:
+    """What a compile found. `replaces`: on gate, the interval of the paired gain lies above zero."""
+
+    baseline: Student
+    compiled: Student
+    winner: str
+    candidates: list[dict[str, Any]]
+    explored: list[dict[str, Any]]
+    stopped: str | None = None
+    replaces: bool = False
+    gate: Gain | None = None
+    test_baseline: Evaluation | None = None
+    test_compiled: Evaluation | None = None
+    test_gain: Gain | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def compile_prompts(student: Student, splits: Splits, session: Session, config: CompileConfig, *, folder: Path) -> CompileOutcome:
+    """Compiles `student` and reports it on the sealed test split.
+
+    A cap that is reached while searching ends the search, and the best so far goes on to gate and test as far as the
+    cap allows; the outcome says so in `stopped`.
+
+    Raises:
+        Cancelled: the user stopped the run; its state is kept for `--resume`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    session.know(splits.train + splits.val + splits.gate)
+    search = _Search(student, splits, session, config, folder)
+    stopped: str | None = None
+    with open(folder / "dspy.log", "a") as log, repaired_dspy(log, session.seed):
+        try:
+            with session.phase("search", "val"):
+                search.run()
+        except BudgetExceeded as cap:
+            stopped = str(cap)
+            session.progress.say(f"stopped searching: {cap}; the best so far goes on")
+        winner = search.best()
+        outcome = CompileOutcome(
+            student, winner.student, winner.name, [c.summary() for c in search.candidates], search.explored, stopped, notes=search.notes
+        )
+        try:
+            _decide(outcome, splits, session)
+            _report(outcome, splits, session)
+        except BudgetExceeded as cap:
+            outcome.stopped = str(cap)
+            session.progress.say(f"stopped before the report was complete: {cap}")
+    return outcome
+
+
+def _decide(outcome: CompileOutcome, splits: Splits, session: Session) -> None:
+    """Whether the result replaces the baseline, on gate."""
+    if outcome.compiled is outcome.baseline:
+        outcome.notes.append("nothing beat the plain program on val; it stays as it is")
+        return
+    with session.phase("gate", "gate"):
+        before = evaluate(outcome.baseline, splits.gate, session, name="gate: baseline")
+        after = evaluate(outcome.compiled, splits.gate, session, name="gate: compiled")
+    outcome.gate = paired_gain(before.scores, after.scores)
+    outcome.replaces = outcome.gate.is_gain
+
+
+def _report(outcome: CompileOutcome, splits: Splits, session: Session) -> None:
+    """The sealed test split, opened here and only here: baseline and result together."""
+    tasks = splits.unseal()
+    with session.phase("test", "test"):
+        outcome.test_baseline = evaluate(outcome.baseline, tasks, session, name="test: baseline")
+        if outcome.compiled is outcome.baseline:
+            outcome.test_compiled = outcome.test_baseline
+        else:
+            outcome.test_compiled = evaluate(outcome.compiled, tasks, session, name="test: compiled")
+    outcome.test_gain = paired_gain(outcome.test_baseline.scores, outcome.test_compiled.scores)
+
+
+class _Search:
+    """Finds candidates and races them."""
+
+    def __init__(self, student: Student, splits: Splits, session: Session, config: CompileConfig, folder: Path) -> None:
+        self.student, self.splits, self.session, self.config, self.folder = student, splits, session, config, folder
+        self.candidates: list[Candidate] = [Candidate("baseline", student)]
+        self.explored: list[dict[str, Any]] = []
+        self.notes: list[str] = []
+        self.val: list[Task] = splits.val if config.val_size is None else splits.val[: config.val_size]
+
+    def best(self) -> Candidate:
+        """The leader on val; the baseline where nothing was evaluated."""
+        seen = [c for c in self.candidates if len(c.evaluation)]
+        if not seen:
+            return self.candidates[0]
+        most = max(len(c.evaluation) for c in seen)
+        finalists = [c for c in seen if not c.dropped and len(c.evaluation) == most] or seen
+        return max(finalists, key=lambda c: c.mean)
+
+    def run(self) -> None:
+        if self.config.optimizer == "auto":
+            self._auto()
+        else:
+            self._named(self.config.optimizer)
+        self._write_state()
+
+    def _named(self, name: str) -> None:
+        val = self.val[:50]
+        self.candidates[0].evaluation.add(evaluate(self.student, val, self.session, name="val: baseline"))
+        proposal = Proposal(self.student, self.splits.train, val, self.session, self.config.threshold, self.config.demos)
+        self.session.progress.say(f"{name} proposes …")
+        self._propose(name, proposal)
+        for candidate in self.candidates[1:]:
+            candidate.evaluation.add(evaluate(candidate.student, val, self.session, name=f"val: {candidate.name}"))
+
+    def _propose(self, name: str, proposal: Proposal) -> None:
+        try:
+            self.candidates.append(Candidate(name, propose(name, proposal)))
+        except StopRun:
+            raise
+        except ConfigError:
+            raise
+        except Exception as error:  # a teleprompter that breaks is a lost proposal; the run and its data are kept
+            self.notes.append(f"{name} failed: {type(error).__name__}: {error}")
+            self.session.progress.say(f"{name} failed: {type(error).__name__}: {str(error)[:200]}")
+
+    def _auto(self) -> None:
+        """Cheapest first: demonstrations from exploring, then, where the budget carries them, proposals by reflection."""
+        session, config = self.session, self.config
+        adapters, left = auto_adapters(self.student), session.meter.search_calls_left()
+        found = explore(
+            self.student, self.splits.train, session, adapters=adapters, want=3 * config.demos,
+            max_calls=0.25 * left if math.isfinite(left) else 10 * _REFLECTIVE, threshold=config.threshold,
+        )  # fmt: skip
+        self.explored = found.variants
+        first = found.adapter or adapters[0]
+        pool = found.demonstrations
+        session.progress.say(f"explored: {len(pool)} successes to learn from" + (f", best with the {first} adapter" if pool else ""))
+        if pool:
+            for name, adapter, k, diverse in (
+                (f"{config.demos} diverse demos, {first}", first, config.demos, True),
+                (f"{2 * config.demos} diverse demos, {first}", first, 2 * config.demos, True),
+                (f"{config.demos} random demos, {first}", first, config.demos, False),
+            ):
+                chosen = choose(pool, k, seed=session.seed, diverse=diverse)
+                self.candidates.append(Candidate(name, with_demos(self.student, chosen, adapter=adapter)))
+        if self._labels_fit():
+            self._propose("labeled", self._proposal(adapters[0]))
+        self._race(len(self.val) if left > _REFLECTIVE else 4 * _BLOCK)
+        if session.meter.search_calls_left() > _REFLECTIVE:
+            for name in ("bootstrap-search", "mipro", *(["gepa"] if session.prompt_lm is not None else [])):
+                self._propose(name, self._proposal(first))
+            self._race(len(self.val))
+
+    def _proposal(self, adapter: str) -> Proposal:
+        student = with_demos(self.student, [], adapter=adapter)
+        return Proposal(student, self.splits.train, self.val[:50], self.session, self.config.threshold, self.config.demos)
+
+    def _labels_fit(self) -> bool:
+        """Labels are demonstrations by themselves only where one predictor gives all that is expected."""
+        predictors, expected = self.student.program.predictors(), set(self.splits.train[0].expected)
+        return len(predictors) == 1 and expected <= set(predictors[0].signature.output_fields)
+
+    def _race(self, most: int) -> None:
+        race([c for c in self.candidates if not c.dropped], self.val[:most], self.session, block=_BLOCK)
+
+    def _write_state(self) -> None:
+        state = {"candidates": [c.summary() for c in self.candidates], "explored": self.explored, "notes": self.notes}
+        (self.folder / "search.json").write_text(json.dumps(state, indent=1))
+
+

@@ -1,0 +1,192 @@
+"""What all runs of one command share, and the wrapper that makes a program safe to hand to DSPy's optimizers."""
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import dspy
+from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
+
+from assay.datasets import Task
+from assay.datasets.tasks import content_hash
+from assay.errors import ConfigError
+from assay.models import LanguageModel, Meter, sample_scope
+from assay.programs import RANGES, Agent, make_adapter
+from assay.rubrics import Failed, Rubric, ScoreResult
+from assay.traces import Recorder, Rollout
+
+__all__ = ["Advance", "Progress", "Session", "Student"]
+
+Advance = Callable[[int], None]
+
+
+class Progress:
+    """How a run shows what it is doing. This one shows nothing; the command line draws bars."""
+
+    def say(self, text: str) -> None:
+        """One line for the user."""
+
+    def bar(self, name: str, total: int) -> AbstractContextManager[Advance]:
+        """A bar while the context is open; call what it gives with the number of finished items."""
+        return nullcontext(lambda _: None)
+
+
+@dataclass
+class Session:
+    """Model, rubric, recorder, meter and tasks of one command. Shared by all copies of a program."""
+
+    lm: LanguageModel
+    rubric: Rubric
+    recorder: Recorder
+    meter: Meter
+    program_name: str = ""
+    program_version: str = ""
+    seed: int = 0
+    threads: int = 4
+    split: str = ""
+    progress: Progress = field(default_factory=Progress)
+    tasks: dict[str, Task] = field(default_factory=dict)
+    prompt_lm: LanguageModel | None = None  # proposes prompts; the program's own model where None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __deepcopy__(self, memo: object) -> "Session":
+        return self
+
+    def know(self, tasks: list[Task]) -> None:
+        """Makes tasks known by their inputs, so that a run inside a teleprompter finds its task."""
+        self.tasks.update({task.content_hash: task for task in tasks})
+
+    @contextmanager
+    def phase(self, name: str, split: str) -> Iterator[None]:
+        """Counts and labels what runs inside."""
+        before = self.recorder.phase, self.split
+        self.recorder.phase, self.split = name, split
+        try:
+            with self.meter.during(name):
+                yield
+        finally:
+            self.recorder.phase, self.split = before
+
+    @contextmanager
+    def context(self) -> Iterator[None]:
+        """DSPy's settings for this session."""
+        callbacks = [c for c in dspy.settings.callbacks if c is not self.recorder] + [self.recorder]
+        with dspy.context(lm=self.lm, callbacks=callbacks, num_threads=self.threads):
+            yield
+
+
+class Student(dspy.Module):  # type: ignore[misc]
+    """A program under recording: every run is a rollout, scored at once; no failure escapes as an exception.
+
+    DSPy's optimizers give up after ten errors, drop partly parsed rollouts and swallow exceptions. Here a failed run is
+    a prediction without fields that says why, so they go on, and the rubric gives it 0 (or unscored, where the model's
+    server failed and not the agent).
+    """
+
+    def __init__(self, program: dspy.Module, session: Session, *, adapter: str | None = None, sample: int | None = None) -> None:
+        super().__init__()
+        self.program, self.session, self.sample = program, session, sample
+        self.adapter, self.temperature = adapter, None
+        if adapter is not None:
+            make_adapter(adapter)
+            if isinstance(program, Agent):
+                program.adapter = adapter
+
+    def set_parameters(self, parameters: Mapping[str, Any]) -> None:
+        """Sets agent parameters; a plain module has only a temperature.
+
+        Raises:
+            ParameterError: unknown or out of range.
+            ConfigError: the program would ignore it.
+        """
+        if isinstance(self.program, Agent):
+            self.program.set_parameters(parameters)
+        elif ignored := sorted(set(parameters) - {"temperature"}):
+            raise ConfigError(
+                f"{ignored} would have no effect: {type(self.program).__name__} is a plain dspy.Module. "
+                f"Write it as an assay.Agent to have {', '.join(RANGES)}."
+            )
+        else:
+            self.temperature = parameters.get("temperature")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the program's DSPy state does not hold: adapter and parameters."""
+        program = self.program
+        parameters = program.parameters.model_dump() if isinstance(program, Agent) else {}
+        if not isinstance(program, Agent) and self.temperature is not None:
+            parameters = {"temperature": self.temperature}
+        return {"adapter": program.adapter if isinstance(program, Agent) else self.adapter, "parameters": parameters}
+
+    def forward(self, **inputs: Any) -> dspy.Prediction:
+        session, task = self.session, self.session.tasks.get(content_hash(inputs))
+        rollout = Rollout(
+            task_id=task.id if task else content_hash(inputs)[:16],
+            task_type=task.task_type if task else "default",
+            program=session.program_name,
+            program_version=session.program_version,
+            parameters=self.settings["parameters"],
+            model=session.lm.model,
+            seed=session.seed,
+            split=session.split,
+            sample=self.sample or 0,
+            inputs=inputs,
+        )
+        rollout.group_id = rollout.task_id
+        with session.recorder.rollout(rollout):
+            prediction = self._run(inputs, rollout)
+            failed = getattr(prediction, "_failed", None)
+            rollout.prediction = None if failed else dict(prediction.items())
+        prediction._rollout = rollout
+        if task is not None:
+            self._score(task, prediction, rollout)
+        return prediction
+
+    def _run(self, inputs: dict[str, Any], rollout: Rollout) -> dspy.Prediction:
+        try:
+            with sample_scope(self.sample), self._settings():
+                prediction = self.program(**inputs)
+            return prediction if isinstance(prediction, dspy.Prediction) else dspy.Prediction(answer=prediction)
+        except AdapterParseError as error:
+            self._keep_partial(error, inputs)
+            failed = Failed(f"the answer could not be read: {str(error.lm_response)[:300]!r}")
+        except ContextWindowExceededError as error:
+            failed = Failed(f"the prompt is too long for the model: {error}")
+        except LMError as error:
+            failed = Failed(f"{type(error).__name__}: {error}", own=False)
+        except Exception as error:
+            failed = Failed(f"{type(error).__name__}: {error}")
+        rollout.status, rollout.error = ("failed" if failed.own else "error"), failed.reason
+        prediction = dspy.Prediction()
+        prediction._failed = failed
+        return prediction
+
+    def _settings(self) -> AbstractContextManager[Any]:
+        changed: dict[str, Any] = {}
+        if not isinstance(self.program, Agent):
+            if self.adapter is not None:
+                changed["adapter"] = make_adapter(self.adapter)
+            if self.temperature is not None:
+                changed["lm"] = dspy.settings.lm.copy(temperature=self.temperature)
+        return dspy.context(**changed) if changed else nullcontext()
+
+    def _keep_partial(self, error: AdapterParseError, inputs: dict[str, Any]) -> None:
+        """Puts the answer that could not be parsed into the trace: reflecting optimizers learn from it."""
+        if dspy.settings.trace is None:
+            return
+        for predictor in self.predictors():
+            if predictor.signature.equals(error.signature):
+                partial = {**dict.fromkeys(predictor.signature.output_fields, ""), **(error.parsed_result or {})}
+                dspy.settings.trace.append((predictor, inputs, dspy.Prediction(**partial)))
+                return
+
+    def _score(self, task: Task, prediction: dspy.Prediction, rollout: Rollout) -> None:
+        result: ScoreResult = self.session.rubric.score(task, prediction, rollout)
+        prediction._result = result
+        rollout.rubric = f"{self.session.rubric.name}@{self.session.rubric.version}"
+        rollout.score = None if math.isnan(result.value) else result.value
+        rollout.coverage, rollout.verdicts = result.coverage, list(result.verdicts)
+        self.session.recorder.scored(rollout)

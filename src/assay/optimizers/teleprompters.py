@@ -1,0 +1,219 @@
+"""DSPy's teleprompters by name. They propose; who wins is decided elsewhere (`assay.optimizers.prompts`)."""
+
+import copy
+import importlib
+import inspect
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dspy
+from dspy import teleprompt
+
+from assay.datasets import Task
+from assay.errors import ConfigError
+from assay.optimizers.demonstrations import Demonstration, Exploration, choose, explore, with_demos
+from assay.optimizers.session import Session, Student
+from assay.programs import ADAPTERS
+from assay.programs.compose import EnsembleProgram, NearestDemos, input_key
+
+__all__ = ["OPTIMIZERS", "Proposal", "propose", "to_examples"]
+
+
+@dataclass
+class Proposal:
+    """What an optimizer is given. `demos` is how many demonstrations a predictor shows at most."""
+
+    student: Student
+    train: list[Task]
+    val: list[Task]
+    session: Session
+    threshold: float = 0.8
+    demos: int = 4
+
+    def metric(self, *, feedback: bool = False) -> Any:
+        return self.session.rubric.metric(threshold=self.threshold, feedback=feedback, tasks=self.session.tasks)
+
+    def examples(self) -> list[dspy.Example]:
+        return to_examples(_shuffled(self.train, self.session.seed))
+
+    def explored(self) -> Exploration:
+        """Successes of the program's variants on train, within a third of the calls that are left."""
+        session = self.session
+        adapters = [self.student.settings["adapter"]]
+        left = session.meter.search_calls_left()
+        return explore(self.student, self.train, session, adapters=adapters, max_calls=left / 3, threshold=self.threshold)
+
+    def teacher(self) -> Student:
+        """The variant that succeeds most: with a plain program that never does, there is nothing else to learn from."""
+        return self.explored().teacher or self.student
+
+    @property
+    def prompt_lm(self) -> Any:
+        return self.session.prompt_lm or self.session.lm
+
+
+def _shuffled(tasks: Sequence[Task], seed: int) -> list[Task]:
+    order = list(tasks)
+    random.Random(seed).shuffle(order)  # DSPy draws its demonstrations with a fixed seed of its own
+    return order
+
+
+def to_examples(tasks: Sequence[Task]) -> list[dspy.Example]:
+    """Tasks as DSPy examples."""
+    return [dspy.Example(**task.inputs, **task.expected).with_inputs(*task.inputs) for task in tasks]
+
+
+def _labeled(p: Proposal) -> Student:
+    return teleprompt.LabeledFewShot(k=2 * p.demos).compile(p.student, trainset=p.examples(), sample=False)
+
+
+def _bootstrap(p: Proposal) -> Student:
+    optimizer = teleprompt.BootstrapFewShot(
+        metric=p.metric(), max_bootstrapped_demos=p.demos, max_labeled_demos=0, max_rounds=2, max_errors=10**9
+    )
+    return optimizer.compile(p.student, teacher=p.teacher(), trainset=p.examples())
+
+
+def _bootstrap_search(p: Proposal) -> Student:
+    optimizer = teleprompt.BootstrapFewShotWithRandomSearch(
+        metric=p.metric(), max_bootstrapped_demos=p.demos, max_labeled_demos=p.demos, num_candidate_programs=4,
+        num_threads=p.session.threads, max_errors=10**9,
+    )  # fmt: skip
+    return optimizer.compile(p.student, teacher=p.teacher(), trainset=p.examples(), valset=to_examples(p.val))
+
+
+def _knn(p: Proposal) -> Student:
+    found = p.explored().demonstrations
+    if not found:
+        found = [Demonstration(t, tuple((n, dict(t.inputs), dict(t.expected)) for n, _ in p.student.program.named_predictors()), 1.0) for t in p.train]
+    pool = []
+    for demonstration in found:
+        demos: dict[str, list[dict[str, Any]]] = {}
+        for name, given, output in demonstration.steps:
+            demos.setdefault(name, []).append({**given, **output})
+        pool.append({"key": input_key(dict(demonstration.task.inputs)), "demos": demos})
+    return Student(NearestDemos(copy.deepcopy(p.student.program), pool, k=p.demos), p.session)
+
+
+def _copro(p: Proposal) -> Student:
+    optimizer = teleprompt.COPRO(prompt_model=p.prompt_lm, metric=p.metric(), breadth=3, depth=2)
+    options = {"num_threads": p.session.threads, "display_progress": False}
+    return optimizer.compile(p.student, trainset=to_examples(p.val), eval_kwargs=options)
+
+
+def _mipro(p: Proposal) -> Student:
+    optimizer = teleprompt.MIPROv2(
+        metric=p.metric(), prompt_model=p.prompt_lm, task_model=p.session.lm, auto=None, num_candidates=3,
+        max_bootstrapped_demos=p.demos, max_labeled_demos=p.demos, num_threads=p.session.threads, max_errors=10**9,
+        seed=p.session.seed,
+    )  # fmt: skip
+    return optimizer.compile(
+        p.student, trainset=p.examples(), valset=to_examples(p.val), teacher=p.teacher(), num_trials=6, minibatch=False, seed=p.session.seed
+    )
+
+
+def _simba(p: Proposal) -> Student:
+    size = min(8, len(p.train))
+    optimizer = teleprompt.SIMBA(
+        metric=p.metric(), bsize=size, num_candidates=3, max_steps=3, max_demos=p.demos, prompt_model=p.prompt_lm, num_threads=p.session.threads
+    )
+    return optimizer.compile(p.student, trainset=p.examples(), seed=p.session.seed)
+
+
+def _gepa(p: Proposal) -> Student:
+    optimizer = teleprompt.GEPA(
+        metric=p.metric(feedback=True), reflection_lm=p.prompt_lm, max_metric_calls=max(40, 4 * len(p.val)),
+        num_threads=p.session.threads, seed=p.session.seed, warn_on_score_mismatch=False,
+    )  # fmt: skip
+    return optimizer.compile(p.student, trainset=p.examples(), valset=to_examples(p.val))
+
+
+def _infer_rules(p: Proposal) -> Student:
+    optimizer = teleprompt.InferRules(
+        metric=p.metric(), num_candidates=3, num_rules=5, num_threads=p.session.threads, max_errors=10**9,
+        max_bootstrapped_demos=p.demos, max_labeled_demos=p.demos, teacher_settings={"lm": p.prompt_lm},
+    )  # fmt: skip
+    return optimizer.compile(p.student, teacher=p.teacher(), trainset=p.examples(), valset=to_examples(p.val))
+
+
+def _ensemble(p: Proposal) -> Student:
+    found = p.explored()
+    adapter = p.student.settings["adapter"]
+    members = [
+        with_demos(p.student, choose(found.demonstrations, p.demos, seed=p.session.seed + i, diverse=i == 0), adapter=adapter).program for i in range(3)
+    ]
+    return Student(EnsembleProgram(members), p.session)
+
+
+def _optuna(p: Proposal) -> Student:
+    optimizer = teleprompt.BootstrapFewShotWithOptuna(
+        metric=p.metric(), max_bootstrapped_demos=p.demos, max_labeled_demos=0, num_candidate_programs=4, num_threads=p.session.threads
+    )
+    trainset = p.examples()
+    return optimizer.compile(p.student, teacher=p.teacher(), max_demos=2 * p.demos, trainset=trainset, valset=to_examples(p.val))
+
+
+OPTIMIZERS: dict[str, Callable[[Proposal], Student]] = {
+    "labeled": _labeled, "bootstrap": _bootstrap, "bootstrap-search": _bootstrap_search, "knn": _knn, "copro": _copro,
+    "mipro": _mipro, "simba": _simba, "gepa": _gepa, "infer-rules": _infer_rules, "ensemble": _ensemble, "optuna": _optuna,
+}  # fmt: skip
+
+
+def propose(name: str, proposal: Proposal) -> Student:
+    """The program that the named optimizer makes of the student; the student itself is not changed.
+
+    Args:
+        name: one of `OPTIMIZERS`, or the class path of any other DSPy teleprompter, `package.module:Class`.
+    Raises:
+        ConfigError: no such optimizer.
+    """
+    session = proposal.session
+    session.know(proposal.train + proposal.val)
+    build = OPTIMIZERS.get(name) or (lambda p: _by_path(name, p))
+    own = proposal.student
+    proposal.student = Student(copy.deepcopy(own.program), session, adapter=own.adapter)
+    proposal.student.temperature = own.temperature
+    with session.context(), dspy.context(trace=[]):
+        compiled = build(proposal)
+    compiled.temperature = own.temperature
+    return compiled
+
+
+def check_optimizer(name: str) -> None:
+    """Raises `ConfigError` for a name that `propose` would not know."""
+    if name not in OPTIMIZERS and name != "auto":
+        _class(name)
+
+
+def _class(path: str) -> Any:
+    module, colon, attribute = path.rpartition(":")
+    if not colon:
+        raise ConfigError(f"no optimizer is called {path!r}; there are auto, {', '.join(OPTIMIZERS)}, or package.module:Class")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"optimizer {path!r} cannot be imported: {error}") from error
+
+
+def _by_path(path: str, p: Proposal) -> Student:
+    """Any teleprompter: it is given those of our settings that its constructor and `compile` name."""
+    found = _class(path)
+    offered = {
+        "metric": p.metric(), "num_threads": p.session.threads, "prompt_model": p.prompt_lm, "task_model": p.session.lm,
+        "seed": p.session.seed, "max_errors": 10**9,
+    }  # fmt: skip
+    optimizer = found(**_named(found.__init__, offered))
+    data = {"trainset": p.examples(), "valset": to_examples(p.val), "teacher": p.student.deepcopy(), "seed": p.session.seed}
+    return optimizer.compile(p.student, **_named(optimizer.compile, data))  # type: ignore[no-any-return]
+
+
+def _named(function: Any, offered: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in offered.items() if name in inspect.signature(function).parameters}
+
+
+def auto_adapters(student: Student) -> list[str]:
+    """The program's own adapter first, then the others worth trying."""
+    own = student.settings["adapter"]
+    return [*([own] if own else []), *(name for name in ADAPTERS if name not in (own, "chat"))]

@@ -1,0 +1,25 @@
+"""The agents: the Agent base and its five parameters, tools, adapters, and the shipped programs."""
+
+from assay.programs.adapters import ADAPTERS, LeanAdapter, SchemaAdapter, make_adapter
+from assay.programs.agent import Agent, BaseAgent, ToolAgent
+from assay.programs.loading import SHIPPED, load_program, program_inputs
+from assay.programs.parameters import RANGES, AgentParameters
+from assay.programs.shipped import Classify, Extract, MathQA
+
+__all__ = [
+    "ADAPTERS",
+    "RANGES",
+    "SHIPPED",
+    "Agent",
+    "AgentParameters",
+    "BaseAgent",
+    "Classify",
+    "Extract",
+    "LeanAdapter",
+    "MathQA",
+    "SchemaAdapter",
+    "ToolAgent",
+    "load_program",
+    "make_adapter",
+    "program_inputs",
+]

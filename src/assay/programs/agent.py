@@ -1,0 +1,228 @@
+"""The Agent base, and the tool-using agent whose five parameters all act.
+
+One predictor a decision: whether a tool is needed and which, its arguments, the answer, the review. A small model can
+follow each of these; a step that asks for all at once it cannot.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+
+import dspy
+
+from assay.errors import ProgramError
+from assay.models import count_tokens, supports
+from assay.programs.adapters import make_adapter
+from assay.programs.estimate import choice_probabilities
+from assay.programs.parameters import AgentParameters
+
+__all__ = ["REVIEW_DEPTH", "Agent", "BaseAgent", "ToolAgent", "reasoning_tokens"]
+
+REVIEW_DEPTH = 6  # from this reasoning_depth on, the answer is reviewed once
+_ANSWER = "answer"
+
+
+@runtime_checkable
+class BaseAgent(Protocol):
+    """What anyone's agent needs to be tuned."""
+
+    def execute(self, task: Any) -> Any: ...
+
+    def set_parameters(self, parameters: Mapping[str, Any]) -> None: ...
+
+
+def reasoning_tokens(depth: int) -> int:
+    """Tokens of reasoning a step may take: 0 at depth 1, then 2 to the power of the depth, 1024 at 10."""
+    return 0 if depth == 1 else 2**depth
+
+
+class Agent(dspy.Module):  # type: ignore[misc]
+    """A `dspy.Module` that runs under `parameters` and an adapter of its own.
+
+    Subclasses write `solve(**inputs)`, and put every constructor argument that is not a parameter into `config`, so
+    that an artifact can build the same program again.
+    """
+
+    input_names: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, parameters: AgentParameters | None = None, adapter: str = "json") -> None:
+        super().__init__()
+        self.parameters = parameters or AgentParameters()
+        self.adapter = adapter
+        self.config: dict[str, Any] = {}
+
+    def set_parameters(self, parameters: Mapping[str, Any]) -> None:
+        """Sets some or all of the five, by name.
+
+        Raises:
+            ParameterError: an unknown name or a value out of range; nothing is changed.
+        """
+        self.parameters = AgentParameters.of(parameters, base=self.parameters)
+
+    def execute(self, task: Any) -> Any:
+        """Runs on a task: a `Task`, or a mapping of inputs."""
+        return self(**dict(getattr(task, "inputs", task)))
+
+    def forward(self, **inputs: Any) -> Any:
+        lm = dspy.settings.lm
+        if lm is None:
+            raise ProgramError("no language model is set: use dspy.configure(lm=assay.get_lm(NAME))")
+        with dspy.context(lm=lm.copy(temperature=self.parameters.temperature), adapter=make_adapter(self.adapter)):
+            return self.solve(**inputs)
+
+    def solve(self, **inputs: Any) -> Any:
+        raise NotImplementedError("a subclass of Agent writes solve(**inputs)")
+
+    def fit_context(self, predictor: dspy.Predict, signature: Any, inputs: dict[str, Any], window: list[str], field: str) -> dict[str, Any]:
+        """Inputs whose rendered prompt holds at most `context_length` tokens.
+
+        `window[-1]` is the newest observation; the oldest are dropped first, then the oldest demonstrations. The task
+        itself is never cut.
+        """
+        limit, kept, demos = self.parameters.context_length, list(window), list(predictor.demos)
+        while True:
+            filled = {**inputs, field: "\n".join(kept)}
+            messages = dspy.settings.adapter.format(signature, demos, filled)
+            text = "\n".join(str(message["content"]) for message in messages)
+            # a token has at least one byte, so short prompts need no counting
+            if len(text.encode("utf-8", "replace")) <= limit or count_tokens(dspy.settings.lm, text) <= limit:
+                break
+            if kept:
+                kept.pop(0)
+            elif demos:
+                demos.pop(0)
+            else:
+                break
+        return {**filled, "demos": demos}
+
+
+class ToolAgent(Agent):
+    """Decides, calls tools with arguments held to each tool's closed schema, and answers from their results.
+
+    Args:
+        signature: the task, `inputs -> outputs`.
+        tools: functions or `dspy.Tool`s, with typed arguments.
+        arguments: closed forms of the tools' arguments, by tool: a DSPy field for each argument.
+    """
+
+    def __init__(
+        self,
+        signature: Any,
+        tools: Sequence[Any],
+        *,
+        arguments: Mapping[str, Mapping[str, tuple[Any, Any]]],
+        parameters: AgentParameters | None = None,
+        adapter: str = "json",
+    ) -> None:
+        super().__init__(parameters, adapter)
+        self.tools = {tool.name: tool for tool in (t if isinstance(t, dspy.Tool) else dspy.Tool(t) for t in tools)}
+        if not self.tools or _ANSWER in self.tools:
+            raise ProgramError(f"a tool agent needs tools, none of them called {_ANSWER!r}; got {sorted(self.tools)}")
+        task = dspy.Signature(signature) if isinstance(signature, str) else signature
+        self.inputs, self.outputs = list(task.input_fields), list(task.output_fields)
+        given = {name: (field.annotation, dspy.InputField()) for name, field in task.input_fields.items()}
+        seen = {**given, "results": (str, dspy.InputField(desc="what the tools have returned so far"))}
+        answer = {name: (field.annotation, field) for name, field in task.output_fields.items()}
+        names = list(self.tools)
+        choices = Literal[tuple([*names, _ANSWER])]  # type: ignore[valid-type]
+        decision = {"thought": (str, dspy.OutputField(max_length=64)), "action": (choices, dspy.OutputField())}
+        described = "; ".join(f"{name}: {tool.desc}" for name, tool in self.tools.items())
+        self.decide = dspy.Predict(
+            dspy.Signature({**seen, **decision}, f"Choose the next action for the question. {described} answer: give the final answer.")
+        )
+        self.use = {
+            name: dspy.Predict(dspy.Signature({**seen, **arguments[name]}, f"Write the next call of {name}. {self.tools[name].desc}"))
+            for name in names
+        }
+        self.respond = dspy.Predict(dspy.Signature({**seen, **answer}, f"{task.instructions} Answer from the results."))
+        draft = {"draft": (str, dspy.InputField(desc="a first answer"))}
+        self.review = dspy.Predict(dspy.Signature({**seen, **draft, **answer}, "Check the draft against the results and correct it."))
+
+    def solve(self, **inputs: Any) -> dspy.Prediction:
+        observations: list[str] = []
+        steps: list[dict[str, Any]] = []
+        for _ in range(self.parameters.max_steps - 1):
+            name = self._choose(inputs, observations, steps)
+            if name == _ANSWER:
+                break
+            step = self._call(name, inputs, observations)
+            repeated = any(step["tool"] == s["tool"] and step["arguments"] == s["arguments"] for s in steps)
+            steps.append(step)
+            observations.append(self._observation(step))
+            if repeated:  # the same call again can tell nothing new
+                break
+        else:
+            self._demonstrate(inputs, observations, _ANSWER)
+        prediction = self._ask(self.respond, self.respond.signature, inputs, observations)
+        answer = {name: prediction[name] for name in self.outputs}
+        if self.parameters.reasoning_depth >= REVIEW_DEPTH:
+            draft = "; ".join(str(value) for value in answer.values())
+            reviewed = self._ask(self.review, self.review.signature, {**inputs, "draft": draft}, observations)
+            answer = {name: reviewed[name] for name in self.outputs}
+        return dspy.Prediction(**answer, steps=steps)
+
+    def _ask(self, predictor: dspy.Predict, signature: Any, inputs: dict[str, Any], observations: list[str], **config: Any) -> Any:
+        filled = self.fit_context(predictor, signature, inputs, observations, "results")
+        return predictor(signature=signature, config=config, **filled)
+
+    def _choose(self, inputs: dict[str, Any], observations: list[str], steps: list[dict[str, Any]]) -> str:
+        """The next action: a tool whose estimated need reaches the threshold, or the answer.
+
+        Once a tool has answered, a tool is called again only if the agent also prefers it, so that it may finish.
+        """
+        threshold, answered = self.parameters.tool_usage_threshold, any(step["error"] is None for step in steps)
+        names = list(self.tools)
+        if threshold == 0 and not answered and len(names) == 1:
+            self._demonstrate(inputs, observations, names[0])
+            return names[0]
+        stated = not supports(dspy.settings.lm, "top_logprobs")
+        signature = _decision_signature(self.decide.signature, reasoning_tokens(self.parameters.reasoning_depth), stated)
+        config = {} if stated else {"logprobs": True, "top_logprobs": 20}
+        decision = self._ask(self.decide, signature, inputs, observations, **config)
+        if stated:
+            need, favourite = float(decision.need), decision.action if decision.action != _ANSWER else names[0]
+        else:
+            odds = choice_probabilities(decision, "action", [*names, _ANSWER])
+            need, favourite = 1 - odds[_ANSWER], max(names, key=odds.__getitem__)
+        chosen = favourite if need >= (max(threshold, 0.5) if answered else threshold) else _ANSWER
+        decision._store.pop("logprobs", None)
+        decision.action = chosen  # the trace shows what was done: demonstrations are made from it
+        return chosen
+
+    def _demonstrate(self, inputs: dict[str, Any], observations: list[str], action: str) -> None:
+        """Puts a decision that the parameters forced into the trace, as if the agent had made it."""
+        if dspy.settings.trace is not None:
+            thought = "The results give the answer." if action == _ANSWER else "This must be calculated first."
+            given = {**inputs, "results": "\n".join(observations)}
+            dspy.settings.trace.append((self.decide, given, dspy.Prediction(thought=thought, action=action)))
+
+    def _call(self, name: str, inputs: dict[str, Any], observations: list[str]) -> dict[str, Any]:
+        predictor = self.use[name]
+        written = self._ask(predictor, predictor.signature, inputs, observations)
+        arguments = self.clean_arguments(name, {key: written[key] for key in predictor.signature.output_fields})
+        written._store.update(arguments)  # as with decisions, the trace shows what was done
+        try:
+            return {"tool": name, "arguments": arguments, "result": str(self.tools[name](**arguments)), "error": None}
+        except Exception as error:  # the tool's failure is an observation for the agent, and is recorded as one
+            return {"tool": name, "arguments": arguments, "result": None, "error": str(error)}
+
+    def clean_arguments(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """What a tool is called with, from what the model wrote; a subclass may cut what does not belong."""
+        return arguments
+
+    def _observation(self, step: dict[str, Any]) -> str:
+        values = ", ".join(str(value) for value in step["arguments"].values())
+        call = values if len(self.tools) == 1 else f"{step['tool']}({values})"
+        return f"{call} = {step['result']}" if step["error"] is None else f"{call}: error: {step['error']}"
+
+
+@functools.lru_cache(maxsize=256)
+def _decision_signature(signature: Any, tokens: int, stated: bool) -> Any:
+    """The decision with its thinking budget, and with a stated need where the engine gives no probabilities."""
+    changed = signature.delete("thought")
+    if tokens:
+        # four characters a token, the usual English average
+        changed = changed.prepend("thought", dspy.OutputField(desc=f"at most {tokens} tokens", max_length=4 * tokens), str)
+    if stated:
+        changed = changed.append("need", dspy.OutputField(desc="how likely a tool is needed, from 0 to 1", ge=0, le=1), float)
+    return changed

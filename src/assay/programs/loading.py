@@ -1,0 +1,108 @@
+"""Programs by name: `path/to/file.py:Class`, `package.module:Class`, or a shipped one."""
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import dspy
+
+from assay.datasets import Task
+from assay.errors import ProgramError
+from assay.programs.agent import Agent
+from assay.programs.shipped import Classify, Extract, MathQA
+
+__all__ = ["SHIPPED", "load_program", "program_class", "program_inputs"]
+
+SHIPPED: dict[str, type[Agent]] = {"math_qa": MathQA, "classify": Classify, "extract": Extract}
+
+
+def program_class(name: str) -> Any:
+    """The class (or factory, or instance) that a program's name points to.
+
+    Raises:
+        ProgramError: no such file, module or attribute; the message says which part is missing.
+    """
+    if name in SHIPPED:
+        return SHIPPED[name]
+    module_name, colon, attribute = name.rpartition(":")
+    if not colon:
+        near = difflib.get_close_matches(name, SHIPPED, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ProgramError(
+            f"no program is called {name!r}: give path/to/file.py:Class, package.module:Class, or one of {', '.join(SHIPPED)}.{hint}"
+        )
+    try:
+        module = _from_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
+    except FileNotFoundError:
+        raise ProgramError(f"no such file: {module_name}") from None
+    except Exception as error:
+        raise ProgramError(f"{module_name!r} cannot be imported: {type(error).__name__}: {error}") from error
+    if not hasattr(module, attribute):
+        classes = [k for k, v in vars(module).items() if inspect.isclass(v) and issubclass(v, dspy.Module) and v.__module__ == module.__name__]
+        raise ProgramError(f"{module_name} has no {attribute!r}; its programs are {classes}")
+    return getattr(module, attribute)
+
+
+def _from_file(path: Path) -> Any:
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ProgramError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def load_program(name: str, *, tasks: Sequence[Task] = (), config: dict[str, Any] | None = None) -> Any:
+    """A new program by name.
+
+    Args:
+        tasks: for programs that read their labels or fields from the data (`from_tasks`).
+        config: constructor arguments, from an artifact; then `tasks` is not read.
+    Raises:
+        ProgramError: it cannot be found or built, or is no `dspy.Module`.
+    """
+    found = program_class(name)
+    try:
+        if isinstance(found, dspy.Module):
+            program = found
+        elif config:
+            program = found(**config)
+        elif hasattr(found, "from_tasks"):
+            program = found.from_tasks(tasks)
+        else:
+            program = found()
+    except ProgramError:
+        raise
+    except Exception as error:
+        raise ProgramError(f"{name!r} cannot be built: {type(error).__name__}: {error}") from error
+    if not isinstance(program, dspy.Module):
+        raise ProgramError(f"{name!r} is a {type(program).__name__}; a program is a dspy.Module")
+    if not program.predictors():
+        raise ProgramError(f"{name!r} has no predictors, so there is nothing to compile")
+    return program
+
+
+def program_inputs(program: Any) -> list[str] | None:
+    """Input names of a program: an Agent's own, else the arguments of `forward`, else its only predictor's; None if unknown."""
+    if isinstance(program, type) and issubclass(program, Agent):
+        return list(program.input_names) or None
+    if isinstance(program, Agent) and program.input_names:
+        return list(program.input_names)
+    if isinstance(program, dspy.Predict):
+        return list(program.signature.input_fields)
+    forward = program.forward if not isinstance(program, dspy.Module) else object.__getattribute__(program, "forward")
+    named = [p for p in inspect.signature(forward).parameters.values() if p.name != "self" and p.kind is not p.VAR_KEYWORD]
+    required = [p.name for p in named if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
+    if required:
+        return required
+    if isinstance(program, dspy.Module) and len(program.predictors()) == 1:
+        return list(program.predictors()[0].signature.input_fields)
+    return None

@@ -1,0 +1,121 @@
+"""The shipped programs: `math_qa`, `classify`, `extract`."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import dspy
+
+from assay.datasets import Task
+from assay.errors import ProgramError
+from assay.programs.agent import REVIEW_DEPTH, Agent, ToolAgent, _decision_signature, reasoning_tokens
+from assay.programs.calculator import calculator
+from assay.programs.parameters import AgentParameters
+
+__all__ = ["Classify", "Extract", "MathQA"]
+
+
+class Question(dspy.Signature):  # type: ignore[misc]
+    """Answer the question with a number."""
+
+    question: str = dspy.InputField()
+    answer: str = dspy.OutputField(max_length=100)
+
+
+class MathQA(ToolAgent):
+    """Answers questions with a calculator: plans, calls it, takes in the results, answers."""
+
+    input_names: ClassVar = ("question",)
+
+    def __init__(self, parameters: AgentParameters | None = None, adapter: str = "json") -> None:
+        expression = dspy.OutputField(desc="one arithmetic expression", pattern=r"^[0-9+*/^(). sqrt=-]{1,60}$")
+        super().__init__(
+            Question, [calculator], arguments={"calculator": {"expression": (str, expression)}}, parameters=parameters, adapter=adapter
+        )
+
+
+    def clean_arguments(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Small models go on to write a result of their own after a `=`; the calculator's counts."""
+        return {key: str(value).split("=")[0].strip() for key, value in arguments.items()}
+
+
+class _OnePredictor(Agent):
+    """One call for the fields, with reasoning before it from depth 4 on, and a review from `REVIEW_DEPTH` on."""
+
+    input_names: ClassVar = ("text",)
+    predict: dspy.Predict
+
+    def solve(self, **inputs: Any) -> dspy.Prediction:
+        depth = self.parameters.reasoning_depth
+        signature = _thinking(self.predict.signature, depth)
+        filled = self.fit_context(self.predict, signature, inputs, [], "text") | {"text": self._window(inputs["text"])}
+        prediction = self.predict(signature=signature, **filled)
+        names = list(self.predict.signature.output_fields)
+        if depth >= REVIEW_DEPTH:
+            draft = "; ".join(f"{name}: {prediction[name]}" for name in names)
+            reviewing = signature.append("draft", dspy.InputField(desc="a first answer, to check and correct"), str)
+            prediction = self.predict(signature=reviewing, **{**filled, "draft": draft})
+        return dspy.Prediction(**{name: prediction[name] for name in names})
+
+    def _window(self, text: Any) -> str:
+        """The text is the task, so it is passed whole; only its demonstrations give way to `context_length`."""
+        return str(text)
+
+
+def _thinking(signature: Any, depth: int) -> Any:
+    tokens = reasoning_tokens(depth) if depth > 3 else 0  # one-step tasks are read, not worked out
+    if not tokens:
+        return signature
+    return signature.prepend("thought", dspy.OutputField(desc=f"at most {tokens} tokens", max_length=4 * tokens), str)
+
+
+class Classify(_OnePredictor):
+    """One label for a text, out of the labels that the data has.
+
+    Args:
+        labels: the choices, at least two.
+    """
+
+    def __init__(self, labels: Sequence[str], parameters: AgentParameters | None = None, adapter: str = "json") -> None:
+        super().__init__(parameters, adapter)
+        if len(set(labels)) < 2:
+            raise ProgramError(f"classify needs at least two labels, the data has {sorted(set(labels))}")
+        self.config = {"labels": list(labels)}
+        choice = Literal[tuple(labels)]  # type: ignore[valid-type]
+        fields = {"text": (str, dspy.InputField()), "label": (choice, dspy.OutputField())}
+        self.predict = dspy.Predict(dspy.Signature(fields, f"Give the text its label: {', '.join(labels)}."))
+
+    @classmethod
+    def from_tasks(cls, tasks: Sequence[Task]) -> "Classify":
+        """With the labels of these tasks, in alphabetical order."""
+        return cls(sorted({str(task.expected["label"]) for task in tasks if "label" in task.expected}))
+
+
+class Extract(_OnePredictor):
+    """Typed fields out of a text.
+
+    Args:
+        fields: JSON types (`string`, `integer`, `number`, `boolean`) by field name.
+    """
+
+    def __init__(self, fields: dict[str, str], parameters: AgentParameters | None = None, adapter: str = "json") -> None:
+        super().__init__(parameters, adapter)
+        kinds = {"string": str, "integer": int, "number": float, "boolean": bool}
+        if not fields or (unknown := sorted(set(fields.values()) - kinds.keys())):
+            raise ProgramError(f"extract needs fields of the types {sorted(kinds)}, got {fields or unknown}")
+        if clash := {"text", "thought", "draft"} & fields.keys():
+            raise ProgramError(f"extract cannot fill fields called {sorted(clash)}")
+        self.config = {"fields": dict(fields)}
+        outputs = {
+            name: (kinds[kind], dspy.OutputField(max_length=500) if kind == "string" else dspy.OutputField()) for name, kind in fields.items()
+        }
+        self.predict = dspy.Predict(dspy.Signature({"text": (str, dspy.InputField()), **outputs}, f"Extract {', '.join(fields)} from the text."))
+
+    @classmethod
+    def from_tasks(cls, tasks: Sequence[Task]) -> "Extract":
+        """With the fields that these tasks expect; a field that is not always of one type is a string."""
+        found: dict[str, set[str]] = {}
+        names = {bool: "boolean", int: "integer", float: "number"}
+        for task in tasks:
+            for name, value in task.expected.items():
+                found.setdefault(name, set()).add(names.get(type(value), "string"))
+        return cls({name: kinds.pop() if len(kinds) == 1 else "string" for name, kinds in sorted(found.items())})
