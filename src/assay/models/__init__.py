@@ -5,12 +5,14 @@ Knows nothing of traces or rubrics: whoever wants to see the calls passes observ
 
 from assay.models.cache import ResponseCache
 from assay.models.calls import Call, call_to_dict
+from assay.models.embedded import LINES
 from assay.models.lm import LanguageModel, count_tokens, get_lm, sample_scope, supports, with_recording
 from assay.models.meter import Caps, Meter, Usage
 from assay.models.registry import EMBEDDED, EmbeddedModel, find_model, pull_model
 
 __all__ = [
     "EMBEDDED",
+    "LINES",
     "Call",
     "Caps",
     "EmbeddedModel",

@@ -20,7 +20,7 @@ from assay.models.registry import find_model, spec
 __all__ = ["LINES", "LlamaBackend", "lines_grammar", "server_url"]
 
 LINES = "x-assay-lines"  # schema keyword: one `name: value` line a property, in order
-_SLOTS = 4
+_SLOTS = 8  # more than the calls that run at once: each predictor of a program keeps its own prompt prefix
 _CONTEXT = 16384  # tokens over all slots, shared; 22 kB of cache a token for SmolLM2-135M
 
 _servers: dict[Path, Any] = {}
@@ -35,9 +35,12 @@ def idle_threads() -> int:
     """
     if chosen := os.environ.get("ASSAY_THREADS"):
         return max(1, int(chosen))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    busy = _busy_cores(0.1)
-    return max(1, min(8, round(cores - busy)))
+    return max(1, min(8, round(cores() - _busy_cores(0.1))))
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
 def _busy_cores(window_s: float) -> float:
@@ -96,6 +99,12 @@ class LlamaBackend:
         {"temperature", "max_tokens", "top_p", "top_k", "stop", "seed", "response_format", "logprobs", "top_logprobs", LINES}
     )
     price_usd = 0.0
+
+    @property
+    def concurrency(self) -> int:
+        """Calls worth running at once: one for two cores. On two cores four calls took as long as one after the other
+        (13 s for 50), and each slot had to read every prompt prefix for itself (51 s instead of 29 s from a cold start)."""
+        return max(1, min(_SLOTS // 2, cores() // 2))
 
     def __init__(self, name: str) -> None:
         self.spec = spec(name)

@@ -49,6 +49,7 @@ class HostedBackend:
 
     weights = ""
     adapters: tuple[str, ...] = ()
+    concurrency = 8
 
     def __init__(self, lm: dspy.LM) -> None:
         self.lm = lm.copy(cache=False, num_retries=0)
@@ -304,6 +305,7 @@ class _CustomBackend:
 
     weights = ""
     adapters: tuple[str, ...] = ()
+    concurrency = 4
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine

@@ -186,17 +186,18 @@ def choose(pool: Sequence[Demonstration], k: int, *, seed: int, diverse: bool = 
 
 
 def with_demos(student: Student, demonstrations: Sequence[Demonstration], *, adapter: str | None) -> Student:
-    """A copy of the program that shows these runs. A predictor that was called several times in a run shows one call
-    of each run, in turn, so that it sees every stage of the work."""
+    """A copy of the program that shows these runs. A predictor that was called several times in a run shows the first
+    and the last of these calls: how the work begins and how it ends."""
     compiled = Student(copy.deepcopy(student.program), student.session, adapter=adapter)
     compiled.temperature = student.temperature
     shown: Mapping[str, list[dspy.Example]] = defaultdict(list)
-    for index, demonstration in enumerate(demonstrations):
+    for demonstration in demonstrations:
         calls: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for name, given, output in demonstration.steps:
             calls[name].append({**given, **output})
         for name, runs in calls.items():
-            shown[name].append(dspy.Example(augmented=True, **runs[index % len(runs)]))
+            ends = runs if len(runs) == 1 else [runs[0], runs[-1]]
+            shown[name] += [dspy.Example(augmented=True, **fields) for fields in ends]
     for name, predictor in compiled.program.named_predictors():
         predictor.demos = list(shown[name])
     return compiled

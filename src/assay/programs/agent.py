@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 import dspy
 
 from assay.errors import ProgramError
-from assay.models import count_tokens, supports
+from assay.models import LINES, count_tokens, supports
 from assay.programs.adapters import make_adapter
 from assay.programs.estimate import choice_probabilities
 from assay.programs.parameters import AgentParameters
@@ -177,7 +177,7 @@ class ToolAgent(Agent):
             return names[0]
         stated = not supports(dspy.settings.lm, "top_logprobs")
         signature = _decision_signature(self.decide.signature, reasoning_tokens(self.parameters.reasoning_depth), stated)
-        config = {} if stated else {"logprobs": True, "top_logprobs": 20}
+        config = {} if stated else {"logprobs": True, "top_logprobs": _alternatives(dspy.settings.lm)}
         decision = self._ask(self.decide, signature, inputs, observations, **config)
         if stated:
             need, favourite = float(decision.need), decision.action if decision.action != _ANSWER else names[0]
@@ -214,6 +214,11 @@ class ToolAgent(Agent):
         values = ", ".join(str(value) for value in step["arguments"].values())
         call = values if len(self.tools) == 1 else f"{step['tool']}({values})"
         return f"{call} = {step['result']}" if step["error"] is None else f"{call}: error: {step['error']}"
+
+
+def _alternatives(lm: Any) -> int:
+    """Alternatives to ask for at each token: all that matter where the engine is ours, 20 where the API allows no more."""
+    return 200 if supports(lm, LINES) else 20
 
 
 @functools.lru_cache(maxsize=256)

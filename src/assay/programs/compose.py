@@ -13,9 +13,10 @@ from typing import Any
 import dspy
 import numpy as np
 
+from assay.programs.adapters import make_adapter
 from assay.programs.agent import Agent
 
-__all__ = ["EnsembleProgram", "NearestDemos"]
+__all__ = ["Configured", "EnsembleProgram", "NearestDemos", "input_key"]
 
 _DIMENSIONS = 512
 
@@ -97,9 +98,28 @@ def _majority(values: Sequence[Any]) -> Any:
 def _take_settings(outer: Agent, inner: dspy.Module) -> None:
     if isinstance(inner, Agent):
         outer.parameters, outer.adapter = inner.parameters, inner.adapter
+    else:
+        outer.adapter = "chat"  # what DSPy itself would use
 
 
 def _run(program: dspy.Module, outer: Agent, inputs: dict[str, Any]) -> Any:
     if isinstance(program, Agent):
         program.parameters, program.adapter = outer.parameters, outer.adapter
     return program(**inputs)
+
+
+class Configured(dspy.Module):  # type: ignore[misc]
+    """A plain module with the adapter and temperature that it was compiled with, which DSPy's own state leaves out."""
+
+    def __init__(self, program: dspy.Module, adapter: str | None, temperature: float | None) -> None:
+        super().__init__()
+        self.program, self.adapter, self.temperature = program, adapter, temperature
+
+    def forward(self, **inputs: Any) -> Any:
+        changed: dict[str, Any] = {}
+        if self.adapter is not None:
+            changed["adapter"] = make_adapter(self.adapter)
+        if self.temperature is not None and dspy.settings.lm is not None:
+            changed["lm"] = dspy.settings.lm.copy(temperature=self.temperature)
+        with dspy.context(**changed):
+            return self.program(**inputs)

@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from assay.errors import MissingExtra, StoreError
+from assay.models.meter import Usage
 from assay.traces import schema
 from assay.traces.records import Rollout, ToolCall, Transition, Verdict
 
@@ -189,6 +190,31 @@ class Store:
             query = sa.select(steps).where(steps.c.rollout_id == rollout.id).order_by(steps.c.t)
             rollout.transitions = [_transition(row) for row in connection.execute(query).mappings()]
         return rollout
+
+    def runs(self, key: str) -> list[tuple[str, str]]:
+        """Ids and statuses of the runs of one job, oldest first."""
+        self.flush()
+        table = schema.runs
+        query = sa.select(table.c.id, table.c.status).where(table.c.id.startswith(f"{key}-")).order_by(table.c.started_at)
+        with self.engine.connect() as connection:
+            return [(row.id, row.status) for row in connection.execute(query)]
+
+    def spent(self, run_id: str) -> dict[str, Usage]:
+        """What a run has spent so far, by phase: how a resumed run knows where it stands under its caps."""
+        r, t = schema.rollouts, schema.transitions
+        asked = sa.case((t.c.cached, 0), else_=1)
+        query = (
+            sa.select(
+                r.c.phase, sa.func.sum(asked), sa.func.sum(asked * sa.func.coalesce(t.c.prompt_tokens, 0)),
+                sa.func.sum(asked * sa.func.coalesce(t.c.completion_tokens, 0)), sa.func.sum(asked * sa.func.coalesce(t.c.cost_usd, 0.0)),
+            ).select_from(t.join(r, r.c.id == t.c.rollout_id)).where(r.c.run_id == run_id).group_by(r.c.phase)
+        )  # fmt: skip
+        with self.engine.connect() as connection:
+            rows = connection.execute(query).all()
+        return {
+            phase or "search": Usage(calls=int(calls), prompt_tokens=int(prompt), completion_tokens=int(completion), cost_usd=float(cost))
+            for phase, calls, prompt, completion, cost in rows
+        }
 
     def stats(self, *, run_id: str | None = None) -> dict[str, Any]:
         """Counts: rollouts, transitions, unseen calls, cached, errors, tokens, dollars, mean score, rollouts by split."""

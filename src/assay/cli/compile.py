@@ -1,0 +1,95 @@
+"""`assay compile`: the main job."""
+
+from typing import Any
+
+import click
+
+from assay.cli.shared import Console, keep, print_json, run_config, run_options
+
+__all__ = ["command"]
+
+
+@click.command("compile")
+@click.argument("program")
+@run_options
+@click.option("--optimizer", default="auto", show_default=True, help="auto, labeled, bootstrap, bootstrap-search, knn, copro, mipro, simba, gepa, infer-rules, ensemble, optuna, or package.module:Class.")
+@click.option("--reflection-model", help="Model that proposes instructions; by default the program's.")
+@click.option("--max-search-calls", type=int, help="Most LM calls of the search; 300 for auto.")
+@click.option("--threshold", type=float, default=0.8, show_default=True, help="Score from which a run is a success to learn from.")
+@click.option("--demos", type=int, default=4, show_default=True, help="Demonstrations of a predictor; auto also tries twice as many.")
+@click.option("--train-size", type=int, help="Most tasks taken of train.")
+@click.option("--val-size", type=int, help="Most tasks taken of val.")
+@click.option("--gate-size", type=int, help="Most tasks taken of gate.")
+@click.option("--test-size", type=int, help="Most tasks taken of test.")
+@click.option("--out", help="Folder of the artifact.")
+@click.option("--resume", is_flag=True, help="Go on with this job's unfinished run.")
+def command(program: str, **values: Any) -> None:
+    """Compile PROGRAM's prompts against a rubric, and report it on a sealed test split.
+
+    PROGRAM is path/to/file.py:Class, package.module:Class, an artifact's folder, or a shipped program (math_qa, classify,
+    extract).
+    """
+    from assay import api
+
+    as_json, store, out, resume = keep(values, "as_json", "store", "out", "resume")
+    sizes = {name: size for name in ("train", "val", "gate", "test") if (size := values.pop(f"{name}_size")) is not None}
+    console = Console()
+    report = api.compile(program, out=out, store=store, resume=resume, progress=console, sizes=sizes, **run_config(values))  # type: ignore[arg-type]
+    data = report.to_dict()
+    if as_json:
+        print_json(data)
+    else:
+        _show(data)
+
+
+def _show(data: dict[str, Any]) -> None:
+    from rich.console import Console as Rich
+    from rich.table import Table
+
+    rich = Rich(highlight=False)
+    before, after, gain = (data["test"][key] for key in ("baseline", "compiled", "gain"))
+    if before and after and gain:
+        table = Table(title=f"sealed test split, {after['n']} tasks", title_justify="left")
+        for column, justify in (("", "left"), ("baseline", "right"), ("compiled", "right")):
+            table.add_column(column, justify=justify)  # type: ignore[arg-type]
+        table.add_row("score", _number(before["score"]), _number(after["score"]), style="bold")
+        for name in after["criteria"]:
+            table.add_row(f"  {name}", _percent(before["criteria"][name]), _percent(after["criteria"][name]))
+        for kind in after["task_types"] if len(after["task_types"]) > 1 else ():
+            table.add_row(f"  on {kind}", _number(before["task_types"].get(kind)), _number(after["task_types"][kind]))
+        for label, key in (("failed runs", "failed"), ("unscored", "unscored")):
+            table.add_row(label, str(before[key]), str(after[key]))
+        for label, key in (("LM calls a task", "calls_per_task"), ("tokens a task", "tokens_per_task")):
+            table.add_row(label, f"{before[key]:.1f}", f"{after[key]:.1f}")
+        rich.print(table)
+        rich.print(_gain_line(gain), markup=False)
+    gate = data["gate"]
+    if gate:
+        verdict = "the compiled program replaces the baseline" if data["replaces"] else "no proof on gate that it is better: the baseline stays"
+        rich.print(f"gate ({gate['n']} tasks): {gate['mean']:+.3f}, 95 % [{gate['low']:+.3f}, {gate['high']:+.3f}]: {verdict}", markup=False)
+    cost = f"${data['cost_usd']:.4f}" + (f" ({data['unpriced_calls']} calls without a known price)" if data["unpriced_calls"] else "")
+    rich.print(
+        f"winner: {data['winner']}; {data['calls']} LM calls ({data['search_calls']} searching, {data['cached']} more from the cache), "
+        f"{data['tokens']:,} tokens, {cost}", markup=False,
+    )  # fmt: skip
+    for key, text in (("unseen_calls", "LM calls went past the recorder"), ("rows_not_stored", "rows could not be stored")):
+        if data[key]:
+            rich.print(f"warning: {data[key]} {text}", markup=False)
+    for note in [*data["notes"], *([f"stopped early: {data['stopped']}; raise the cap and add --resume"] if data["stopped"] else [])]:
+        rich.print(f"note: {note}", markup=False)
+    rich.print(f"artifact: {data['artifact']}", markup=False, soft_wrap=True)
+
+
+def _gain_line(gain: dict[str, Any]) -> str:
+    if gain["mean"] is None:
+        return "gain: nothing was scored in both"
+    what = "a gain" if gain["low"] > 0 else "a loss" if gain["high"] < 0 else "no proven difference (the interval holds zero)"
+    return f"gain: {gain['mean']:+.3f}, paired 95 % interval [{gain['low']:+.3f}, {gain['high']:+.3f}]: {what}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.0f} %"

@@ -1,0 +1,45 @@
+"""`assay evaluate`: score a program or an artifact on one split."""
+
+from typing import Any
+
+import click
+
+from assay.cli.shared import Console, keep, print_json, run_config, run_options
+
+__all__ = ["command"]
+
+
+@click.command("evaluate")
+@click.argument("program")
+@run_options
+@click.option("--split", type=click.Choice(["train", "val", "gate", "test"]), default="val", show_default=True, help="test opens the sealed split.")
+@click.option("--size", type=int, help="Most tasks taken of the split.")
+def command(program: str, **values: Any) -> None:
+    """Score PROGRAM (a program's name or an artifact's folder) with an interval, per criterion and task type."""
+    from assay import api
+
+    as_json, store, split, size = keep(values, "as_json", "store", "split", "size")
+    sizes = {split: size} if size is not None else {}
+    report = api.evaluate(program, split=split, store=store, progress=Console(), sizes=sizes, **run_config(values))  # type: ignore[arg-type]
+    data = report.to_dict()
+    if as_json:
+        print_json(data)
+        return
+    from rich.console import Console as Rich
+    from rich.table import Table
+
+    result, rich = data["result"], Rich(highlight=False)
+    table = Table(title=f"{program} on {split}, {result['n']} tasks", title_justify="left", show_header=False)
+    if result["score"] is None:
+        table.add_row("score", "– (nothing could be scored)")
+    else:
+        low, high = result["interval"]
+        table.add_row("score", f"{result['score']:.3f}  95 % [{low:.3f}, {high:.3f}]", style="bold")
+    for name, mean in result["criteria"].items():
+        table.add_row(f"  {name}", "–" if mean is None else f"{100 * mean:.0f} %")
+    for kind, mean in result["task_types"].items():
+        table.add_row(f"  on {kind}", "–" if mean is None else f"{mean:.3f}")
+    table.add_row("failed runs, unscored", f"{result['failed']}, {result['unscored']}")
+    table.add_row("LM calls, from the cache", f"{data['calls']}, {data['cached']}")
+    table.add_row("tokens, dollars", f"{data['tokens']:,}, {data['cost_usd']:.4f}")
+    rich.print(table)

@@ -1,0 +1,92 @@
+"""`assay`: the group, its lazily loaded commands, and how errors end it: 2 for wrong usage, 1 for a failure."""
+
+import importlib
+import signal
+import sys
+from typing import Any
+
+import click
+
+from assay import __version__
+
+__all__ = ["main"]
+
+_COMMANDS = {
+    "compile": "Compile a program's prompts against a rubric.",
+    "evaluate": "Score a program or an artifact.",
+    "models": "List and fetch language models.",
+    "run": "One prediction of a program or an artifact.",
+    "traces": "Look at what happened.",
+}
+
+
+class _Lazy(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"assay.cli.{name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and args[0] not in _COMMANDS:
+            import difflib
+
+            near = difflib.get_close_matches(args[0], _COMMANDS, 1)
+            ctx.fail(f"no command is called {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else f" There are {', '.join(_COMMANDS)}."))
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="assay")
+def group() -> None:
+    """Make LLM agents better against a measure that can be trusted."""
+
+
+def _terminate(signum: int, frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Entry point."""
+    from assay.errors import AssayError, ConfigError, DataError, ParameterError, ProgramError, RubricError, StopRun
+
+    signal.signal(signal.SIGTERM, _terminate)
+    wrong_usage = (ConfigError, DataError, ParameterError, ProgramError, RubricError)
+    code = 0
+    try:
+        group(standalone_mode=False)
+    except click.exceptions.Exit as error:
+        code = error.exit_code
+    except click.Abort:
+        code = 130
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except AssayError as error:
+        print(f"assay: {error}", file=sys.stderr)
+        code = 2 if isinstance(error, wrong_usage) else 1
+    except (StopRun, KeyboardInterrupt) as error:
+        print(f"assay: stopped: {error or 'by the user'}. What was found so far is kept; --resume goes on from here.", file=sys.stderr)
+        code = 130 if not isinstance(error, StopRun) or type(error).__name__ == "Cancelled" else 1
+    except BrokenPipeError:
+        code = 0
+    _leave(code)
+
+
+def _leave(code: int) -> None:
+    """Ends at once: worker threads may still wait for a model that nobody listens to any more."""
+    import os
+
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (BrokenPipeError, ValueError):
+            pass
+    os._exit(code)

