@@ -168,6 +168,9 @@ def collect_splits(
     if rows == 0:
         raise DataError(f"{spec} has no tasks")
     kept = {name: sample.tasks() for name, sample in samples.items()}
+    ids = Counter(task.id for tasks_ in kept.values() for task in tasks_)
+    if twice := [task_id for task_id, count in ids.items() if count > 1]:
+        raise DataError(f"{spec}: {ids[twice[0]]} different tasks have the id {twice[0]!r}; ids must differ")
     if empty := [name for name in need if not kept[name]]:
         raise DataError(
             f"{spec}: no task fell into {', '.join(empty)} ({rows - sum(tally.values())} different tasks in all; "

@@ -1,0 +1,57 @@
+"""A scripted engine: a real DSPy engine whose answers are a function of the request. For tests of what stands around it."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from dspy import lm15
+
+from assay.models import LanguageModel, with_recording
+
+__all__ = ["ScriptedEngine", "scripted_lm"]
+
+
+class ScriptedEngine:
+    """Answers with `script(request)`; an exception that the script returns is raised. Counts its calls.
+
+    Args:
+        script: canonical request -> text, or an exception.
+        tokens: what each call is said to have used, prompt and completion.
+    """
+
+    supports_function_calling = False
+    supports_reasoning = False
+    supports_response_schema = True
+    supported_params = frozenset({"temperature", "max_tokens", "response_format", "seed"})
+
+    def __init__(self, script: Callable[[Any], Any], *, tokens: tuple[int, int] = (10, 5), price_usd: float | None = 0.0) -> None:
+        self.script, self.tokens, self.price_usd, self.calls = script, tokens, price_usd, 0
+        self._lock = threading.Lock()
+
+    def complete(self, request: Any) -> Any:
+        with self._lock:
+            self.calls += 1
+        answer = self.script(request)
+        if isinstance(answer, BaseException):
+            raise answer
+        prompt, completion = self.tokens
+        usage = lm15.Usage(input_tokens=prompt, output_tokens=completion)
+        return lm15.Response(
+            id=None, model=request.model, message=lm15.Message.assistant([lm15.TextPart(str(answer))]), finish_reason="stop", usage=usage
+        )
+
+    def stream(self, request: Any) -> Any:
+        return iter(lm15.response_to_events(self.complete(request)))
+
+    def close(self) -> None:
+        pass
+
+
+def scripted_lm(script: Callable[[Any], Any], *, num_retries: int = 0, tokens: tuple[int, int] = (10, 5), **recording: Any) -> LanguageModel:
+    """A language model over a `ScriptedEngine`; `recording` as in `assay.models.with_recording`. Its engine is `lm.scripted`."""
+    import dspy
+
+    engine = ScriptedEngine(script, tokens=tokens)
+    lm = with_recording(dspy.LM("scripted/model", engine=engine, cache=False, num_retries=num_retries), **recording)
+    lm.scripted = engine
+    return lm

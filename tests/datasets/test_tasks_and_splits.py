@@ -1,0 +1,172 @@
+"""Sources, errors by line, splits that never move, duplicates, and a large file in constant memory."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay.datasets import SPLITS, load_splits, load_tasks, make_task
+from assay.datasets.splits import split_of
+from assay.errors import DataError, SealedSplit
+
+
+def write(path: Path, rows: list[dict[str, object]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def questions(count: int) -> list[dict[str, object]]:
+    return [{"question": f"q{i}", "answer": str(i)} for i in range(count)]
+
+
+def test_jsonl_csv_and_parquet_give_the_same_tasks(tmp_path: Path) -> None:
+    jsonl = write(tmp_path / "a.jsonl", questions(3))
+    (tmp_path / "a.csv").write_text("question,answer\n" + "".join(f"q{i},{i}\n" for i in range(3)))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(questions(3)), tmp_path / "a.parquet")
+    expected = load_tasks(jsonl)
+    assert expected[0].inputs == {"question": "q0"}
+    assert expected[0].expected == {"answer": "0"}
+    assert load_tasks(str(tmp_path / "a.csv")) == expected == load_tasks(str(tmp_path / "a.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b'{"question": "q"}\n{broken\n', r"a\.jsonl:2: not JSON"),
+        ("a.jsonl", b'{"question": "q"}\n[1]\n', r"a\.jsonl:2: expected a JSON object, found list"),
+        ("a.jsonl", b'{"question": "q"}\n{"question": "caf\xe9"}\n', r"a\.jsonl:2: not UTF-8 \(byte 0xe9 at column 18\)"),
+        ("a.jsonl", b'{"question": NaN}\n', r"a\.jsonl:1: not JSON \(NaN"),
+        ("a.jsonl", b'{"answer": "4"}\n', r"a\.jsonl:1: every input is empty"),
+        ("a.jsonl", b"", r"has no tasks"),
+        ("a.csv", b"question,answer\nq,1,2\n", r"a\.csv:2: more fields"),
+        ("a.csv", b"question,answer\nq\n", r"a\.csv:2: fewer fields"),
+        ("a.parquet", b"no parquet", r"not a Parquet file"),
+        ("a.txt", b"", r"cannot tell what"),
+    ],
+)
+def test_errors_name_file_and_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        load_tasks(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("spec", ["missing.jsonl", "arithmetic:terms=0", "arithmetic:ops=/", "arithmetic:size=x", "arithmetic:colour=red"])
+def test_wrong_specs_are_refused(spec: str) -> None:
+    with pytest.raises(DataError):
+        load_tasks(spec)
+
+
+def test_a_missing_input_names_the_columns_there_are(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [{"prompt": "q", "answer": "1"}])
+    with pytest.raises(DataError, match=r"input \['question'\] is missing.*--rename"):
+        load_tasks(path, inputs=["question"])
+    assert load_tasks(path, inputs=["question"], rename={"prompt": "question"})[0].inputs == {"question": "q"}
+
+
+def test_splits_do_not_depend_on_order_or_company(tmp_path: Path) -> None:
+    rows = questions(200)
+    whole = load_splits(write(tmp_path / "a.jsonl", rows))
+    half = load_splits(write(tmp_path / "b.jsonl", rows[100:][::-1]))
+    where = {task.id: name for name in ("train", "val", "gate") for task in getattr(whole, name)} | {t.id: "test" for t in whole.unseal()}
+    for name in ("train", "val", "gate"):
+        assert all(where[task.id] == name for task in getattr(half, name))
+    assert all(where[task.id] == "test" for task in half.unseal())
+
+
+def test_shares_are_about_40_20_20_20() -> None:
+    counts = dict.fromkeys(SPLITS, 0)
+    for i in range(10_000):
+        counts[split_of(f"{i:064x}", "salt")[0]] += 1
+    assert abs(counts["train"] - 4000) < 200
+    assert all(abs(counts[name] - 2000) < 200 for name in ("val", "gate", "test"))
+
+
+def test_duplicates_never_stand_in_two_splits_and_are_counted(tmp_path: Path) -> None:
+    rows = [*questions(50), *questions(50), {"id": "other", "question": "q1", "answer": "not 1"}]
+    splits = load_splits(write(tmp_path / "a.jsonl", rows))
+    assert (splits.duplicates, splits.conflicts) == (50, 1)
+    inputs = [task.inputs["question"] for name in ("train", "val", "gate") for task in getattr(splits, name)]
+    inputs += [task.inputs["question"] for task in splits.unseal()]
+    assert sorted(inputs) == sorted({f"q{i}" for i in range(50)})
+
+
+def test_two_tasks_with_one_id_are_refused(tmp_path: Path) -> None:
+    rows = [{"id": "same", **row} for row in questions(40)]
+    with pytest.raises(DataError, match="the id 'same'"):
+        load_splits(write(tmp_path / "a.jsonl", rows))
+
+
+def test_the_test_split_is_sealed_until_it_is_opened() -> None:
+    splits = load_splits("arithmetic:size=60")
+    with pytest.raises(SealedSplit):
+        _ = splits.test
+    assert splits.unseal() == splits.test
+
+
+def test_a_file_may_name_its_splits(tmp_path: Path) -> None:
+    names = ["train", "validation", "gate", "test"]
+    splits = load_splits(write(tmp_path / "a.jsonl", [{**row, "split": names[i % 4]} for i, row in enumerate(questions(8))]))
+    assert splits.sizes() == {"train": 2, "val": 2, "gate": 2, "test": 2}
+    with pytest.raises(DataError, match="names the split 'holdout'"):
+        load_splits(write(tmp_path / "b.jsonl", [{**questions(1)[0], "split": "holdout"}]))
+
+
+def test_one_line_says_which_splits_are_empty(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no task fell into .*1 different tasks in all"):
+        load_splits(write(tmp_path / "a.jsonl", questions(1)))
+
+
+def test_a_limit_keeps_the_share_of_every_type(tmp_path: Path) -> None:
+    rows = [{**row, "task_type": "rare" if i % 10 == 0 else "usual"} for i, row in enumerate(questions(400))]
+    splits = load_splits(write(tmp_path / "a.jsonl", rows), limits={"val": 10})
+    assert [task.task_type for task in splits.val].count("rare") == 5
+
+
+def test_arithmetic_is_right_and_never_repeats() -> None:
+    tasks = load_tasks("arithmetic:ops=+-*&signs=1&size=300&seed=4")
+    assert len({task.content_hash for task in tasks}) == 300
+    for task in tasks:
+        assert eval(task.metadata["expression"]) == int(task.expected["answer"])
+    assert load_tasks("arithmetic:size=20&seed=1") == load_tasks("arithmetic:size=20&seed=1")
+    assert load_tasks("arithmetic:size=20&seed=1") != load_tasks("arithmetic:size=20&seed=2")
+
+
+def test_reasoning_gym_families_load() -> None:
+    pytest.importorskip("reasoning_gym")
+    task = load_tasks("reasoning_gym:chain_sum?size=3&seed=1&min_terms=2&max_terms=3")[0]
+    assert eval(task.metadata["expression"]) == int(task.expected["answer"])
+    with pytest.raises(DataError, match="no task family 'chain_sums'"):
+        load_tasks("reasoning_gym:chain_sums")
+
+
+@given(st.dictionaries(st.text(min_size=1), st.one_of(st.text(), st.integers(), st.booleans(), st.none()), min_size=1))
+def test_any_json_inputs_make_a_task_or_a_clear_error(inputs: dict[str, object]) -> None:
+    try:
+        task = make_task({"inputs": inputs})
+    except DataError:
+        return
+    assert dict(task.inputs) == inputs
+    assert len(task.content_hash) == 64
+
+
+@pytest.mark.slow
+def test_a_million_lines_take_constant_memory(tmp_path: Path) -> None:
+    path = tmp_path / "big.jsonl"
+    with open(path, "w") as file:
+        for i in range(1_000_000):
+            file.write(f'{{"question": "q{i}", "answer": "{i}"}}\n')
+    code = (
+        "import resource; from assay.datasets import load_splits\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        f"splits = load_splits({str(path)!r})\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, splits.rows, splits.sizes()['train'])"
+    )
+    grown, rows, train = map(int, subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+    assert (rows, train) == (1_000_000, 1000)
+    assert grown < 30_000, f"{grown} kB"

@@ -1,0 +1,87 @@
+"""The embedded model for real: constrained output, log-probabilities, tokens, HTTP."""
+
+from typing import Literal
+
+import dspy
+import pytest
+
+from assay.errors import ModelError
+from assay.models import Call, count_tokens, find_model, get_lm, pull_model
+from assay.models.embedded import LINES, lines_grammar, server_url
+from assay.models.registry import EMBEDDED
+from assay.programs import LeanAdapter, SchemaAdapter
+
+pytestmark = pytest.mark.model
+
+
+def test_pull_verifies_and_says_where(embedded: str) -> None:
+    path = pull_model("smollm2-135m")
+    assert path.name == EMBEDDED["smollm2-135m"].file
+    assert path.stat().st_size == EMBEDDED["smollm2-135m"].size
+
+
+def test_a_damaged_file_is_refused_by_its_hash(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("ASSAY_HOME", str(tmp_path))
+    monkeypatch.setattr("assay.models.registry._installed", lambda model: None)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / EMBEDDED["smollm2-135m"].file).write_bytes(b"GGUF, but not this one")
+    with pytest.raises(ModelError, match="not the file it should be"):
+        find_model("smollm2-135m")
+
+
+def test_an_unknown_model_names_the_known_ones() -> None:
+    with pytest.raises(ModelError, match="smollm2-135m"):
+        get_lm("embedded/nonsense")
+
+
+def test_a_call_gives_tokens_ids_and_logprobs(embedded: str) -> None:
+    seen: list[Call] = []
+    lm = get_lm(embedded, observers=[seen.append], temperature=0.1, max_tokens=8, seed=1)
+    lm("Say hello.")
+    call = seen[0]
+    assert call.completion_tokens == 8
+    assert call.token_ids is not None
+    assert call.logprobs is not None
+    assert len(call.token_ids) == len(call.logprobs)
+    assert all(value <= 0 for value in call.logprobs)
+    assert call.cost_usd == 0.0
+    assert call.weights == EMBEDDED["smollm2-135m"].sha256
+
+
+@pytest.mark.parametrize("adapter", [SchemaAdapter(), LeanAdapter()])
+def test_output_is_held_to_the_schema(embedded: str, adapter: dspy.Adapter) -> None:
+    class Pick(dspy.Signature):
+        """Pick one."""
+
+        text: str = dspy.InputField()
+        code: str = dspy.OutputField(pattern=r"^[A-C]{2,4}$")
+        kind: Literal["red", "green"] = dspy.OutputField()
+        count: int = dspy.OutputField()
+
+    with dspy.context(lm=get_lm(embedded, temperature=1.5, seed=2, max_tokens=60), adapter=adapter):
+        for text in ("one", "two", "three"):
+            found = dspy.Predict(Pick)(text=text)
+            assert set(found.code) <= set("ABC")
+            assert 2 <= len(found.code) <= 4
+            assert found.kind in ("red", "green")
+            assert isinstance(found.count, int)
+
+
+def test_tokens_are_the_models_own(embedded: str) -> None:
+    lm = get_lm(embedded)
+    assert count_tokens(lm, "123456") == 6  # SmolLM2 splits digits
+    assert count_tokens(lm, "hello") == 1
+
+
+def test_any_openai_compatible_server_is_recorded_too(embedded: str) -> None:
+    seen: list[Call] = []
+    lm = get_lm("openai/any", api_base=server_url("smollm2-135m") + "/v1", api_key="none", observers=[seen.append], temperature=0.1, max_tokens=4)
+    assert lm("Say hello.")[0]
+    assert seen[0].completion_tokens == 4
+    assert seen[0].prompt_tokens
+    assert seen[0].prompt_tokens > 5
+
+
+def test_lines_grammar_is_one_line_a_property() -> None:
+    schema = {"properties": {"a": {"enum": ["x", "y"]}, "n": {"type": "integer"}}, LINES: True}
+    assert lines_grammar(schema) == 'root ::= "a: " ("x" | "y") "\\n" "n: " "-"? [0-9]{1,18} "\\n"?'

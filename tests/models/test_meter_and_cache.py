@@ -1,0 +1,138 @@
+"""Caps, counts and the response cache."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import dspy
+import pytest
+
+from assay.errors import BudgetExceeded, Cancelled, ConfigError
+from assay.models import Call, Caps, Meter, ResponseCache, sample_scope
+from assay.testing import scripted_lm
+
+
+def test_a_cap_on_calls_is_never_passed_by_parallel_calls() -> None:
+    meter = Meter(Caps(calls=5))
+    lm = scripted_lm(lambda request: "yes", meter=meter)
+    stopped = []
+
+    def work() -> None:
+        for i in range(10):
+            try:
+                lm(f"question {i} {threading.get_ident()}")
+            except BudgetExceeded:
+                stopped.append(i)
+                return
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert meter.usage.calls == lm.scripted.calls == 5
+    assert len(stopped) == 4
+
+
+def test_a_cap_on_tokens_stops() -> None:
+    lm = scripted_lm(lambda request: "yes", meter=Meter(Caps(tokens=30)))  # 15 tokens a call
+    lm("a"), lm("b")
+    with pytest.raises(BudgetExceeded, match="30 tokens"):
+        lm("c")
+
+
+@pytest.mark.parametrize("bad", [-1, float("nan")])
+def test_a_cap_that_is_no_cap_is_refused(bad: float) -> None:
+    with pytest.raises(ConfigError, match="must be 0 or more"):
+        Caps(cost_usd=bad)
+
+
+def test_search_calls_count_only_the_search() -> None:
+    meter = Meter(Caps(search_calls=1))
+    lm = scripted_lm(lambda request: "yes", meter=meter)
+    with meter.during("test"):
+        lm("a"), lm("b")
+    lm("c")
+    with pytest.raises(BudgetExceeded, match="search calls"):
+        lm("d")
+    assert (meter.of("search").calls, meter.of("test").calls) == (1, 2)
+
+
+def test_cancel_stops_the_next_call() -> None:
+    meter = Meter()
+    lm = scripted_lm(lambda request: "yes", meter=meter)
+    meter.cancel()
+    with pytest.raises(Cancelled):
+        lm("a")
+    assert lm.scripted.calls == 0
+
+
+def test_a_failed_call_is_counted_and_shown() -> None:
+    seen: list[Call] = []
+    meter = Meter()
+    lm = scripted_lm(lambda request: dspy.lm15.ServerError("down"), meter=meter, observers=[seen.append])
+    with pytest.raises(dspy.utils.exceptions.LMServerError):
+        lm("a")
+    assert meter.usage.errors == 1
+    assert seen[0].error == "ServerError: down"
+    assert seen[0].response is None
+
+
+def test_cached_answers_are_shown_and_marked_and_cost_nothing(tmp_path: Path) -> None:
+    seen: list[Call] = []
+    meter = Meter()
+    cache = ResponseCache(tmp_path / "c.db")
+    lm = scripted_lm(lambda request: "yes", meter=meter, cache=cache, observers=[seen.append])
+    assert lm("a") == lm("a") == ["yes"]
+    assert [call.cached for call in seen] == [False, True]
+    assert seen[0].text == seen[1].text == "yes"
+    assert (meter.usage.calls, meter.usage.cached, lm.scripted.calls) == (1, 1, 1)
+
+
+def test_the_cache_outlives_the_process(tmp_path: Path) -> None:
+    scripted_lm(lambda request: "old", cache=ResponseCache(tmp_path / "c.db"))("a")
+    assert scripted_lm(lambda request: "new", cache=ResponseCache(tmp_path / "c.db"))("a") == ["old"]
+
+
+def test_a_second_rollout_and_other_weights_are_not_served_the_old_text() -> None:
+    texts = iter(range(100))
+    cache = ResponseCache()
+    lm = scripted_lm(lambda request: str(next(texts)), cache=cache)
+    assert lm("a") == ["0"]
+    with sample_scope(1):
+        assert lm("a") == ["1"]
+    assert lm("a", rollout_id=7) == ["2"]
+    assert lm("a") == ["0"]
+    lm.recording.backend.weights = "another"
+    assert lm("a") == ["3"]
+
+
+def test_a_broken_cache_entry_is_asked_again(tmp_path: Path) -> None:
+    cache = ResponseCache(tmp_path / "c.db")
+    lm = scripted_lm(lambda request: "yes", cache=cache)
+    lm("a")
+    cache._db.execute("UPDATE responses SET response = '{broken'")
+    assert lm("a") == ["yes"]
+    assert lm.scripted.calls == 2
+
+
+def test_async_calls_are_seen_and_share_the_cache() -> None:
+    seen: list[Call] = []
+    lm = scripted_lm(lambda request: "yes", cache=ResponseCache(), observers=[seen.append])
+
+    async def ask() -> None:
+        await lm.acall("a")
+
+    lm("a")
+    asyncio.run(ask())
+    assert [call.cached for call in seen] == [False, True]
+
+
+def test_samples_differ_by_seed_and_replay() -> None:
+    seeds: list[int] = []
+    lm = scripted_lm(lambda request: seeds.append(request.config.seed) or "yes")  # type: ignore[func-returns-value]
+    lm.kwargs["seed"] = 3
+    for sample in (1, 2, 1):
+        with sample_scope(sample):
+            lm("a")
+    assert seeds[0] == seeds[2] != seeds[1]

@@ -1,0 +1,86 @@
+"""Servers that answer 429 and 500, hang, and die halfway: a clear error, and the attempts are counted."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from dspy.utils.exceptions import LMError, LMRateLimitError, LMServerError
+
+from assay.models import Call, Meter, get_lm
+
+GOOD = {
+    "id": "1", "object": "chat.completion", "model": "m", "created": 1,
+    "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "hello"}}],
+    "usage": {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4},
+}  # fmt: skip
+
+
+class Handler(BaseHTTPRequestHandler):
+    plan: list[object] = []
+    release = threading.Event()
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        step = self.plan.pop(0) if self.plan else 200
+        if step == "hang":
+            self.release.wait(20)
+            return
+        body = json.dumps(GOOD if step in (200, "die") else {"error": {"message": f"planned {step}"}}).encode()
+        self.send_response(200 if step == "die" else int(str(step)))
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[:20] if step == "die" else body)
+        if step == "die":
+            self.wfile.flush()
+            self.connection.close()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    Handler.release.clear()
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{http.server_port}/v1"
+    Handler.release.set()
+    http.shutdown()
+
+
+def lm_for(server: str, seen: list[Call], meter: Meter, **options: object):
+    return get_lm("openai/m", api_base=server, api_key="none", observers=[seen.append], meter=meter, **options)
+
+
+def test_a_500_is_retried_and_both_attempts_are_counted(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    Handler.plan = [500, 429, 200]
+    seen: list[Call] = []
+    meter = Meter()
+    assert lm_for(server, seen, meter)("hi") == ["hello"]
+    assert [call.error is None for call in seen] == [False, False, True]
+    assert (meter.usage.calls, meter.usage.errors) == (3, 2)
+
+
+@pytest.mark.parametrize(("status", "kind"), [(500, LMServerError), (429, LMRateLimitError)])
+def test_a_server_that_stays_broken_is_an_error_of_its_kind(server: str, status: int, kind: type[Exception]) -> None:
+    Handler.plan = [status]
+    with pytest.raises(kind, match=f"planned {status}"):
+        lm_for(server, [], Meter(), num_retries=0)("hi")
+
+
+def test_a_server_that_hangs_ends_after_the_timeout(server: str) -> None:
+    Handler.plan = ["hang"]
+    meter = Meter()
+    with pytest.raises(LMError):
+        lm_for(server, [], meter, num_retries=0, timeout=1.0)("hi")
+    assert meter.usage.errors == 1
+
+
+def test_a_server_that_dies_halfway_is_an_error_and_no_answer(server: str) -> None:
+    Handler.plan = ["die"]
+    with pytest.raises(LMError):
+        lm_for(server, [], Meter(), num_retries=0)("hi")

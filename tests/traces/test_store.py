@@ -1,0 +1,162 @@
+"""The store, the same on SQLite and PostgreSQL; kills, hostile text, a full disk, a newer schema."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from assay.errors import StoreError
+from assay.traces import Rollout, Store, ToolCall, Transition, Verdict
+from assay.traces.schema import metadata
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    url = str(tmp_path / "s.db")
+    if request.param == "postgres":
+        url = request.getfixturevalue("postgres_url")
+        engine = sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+        metadata.drop_all(engine)
+        engine.dispose()
+    with Store(url) as opened:
+        yield opened
+
+
+def full_rollout() -> Rollout:
+    transition = Transition(
+        t=0, model="m", weights="w", adapters=("a", "b"), request={"messages": [{"text": "hé"}]}, response={"x": 1}, output="out",
+        tools=[ToolCall(name="calculator", arguments={"expression": "1+1"}, result="2")], constrained=True, cached=True,
+        prompt_tokens=5, completion_tokens=2, token_ids=(1, 2), logprobs=(-0.5, -1.0), latency_ms=1.5, cost_usd=0.25,
+        started_at=3.0, step_rewards={"call_runs": 0.05}, return_=1.0,
+    )  # fmt: skip
+    return Rollout(
+        run_id="run", task_id="t", task_type="sum", group_id="t", program="p", program_version="v", parameters={"temperature": 0.1},
+        model="m", adapters=("a",), seed=0, split="val", phase="search", status="done", inputs={"question": "?"},
+        prediction={"answer": "2"}, rubric="r@1", score=0.5, coverage=1.0, human_rating=0.75, tenant="x", data_subject="y",
+        consent="z", verdicts=[Verdict(criterion="correct", grade=None, reason="why")], ended_at=9.0, transitions=[transition],
+    )  # fmt: skip
+
+
+def test_everything_comes_back_as_it_was(store: Store) -> None:
+    rollout = full_rollout()
+    store.put_rollout(rollout)
+    store.put_transition(rollout.id, rollout.transitions[0])
+    store.flush()
+    assert store.rollout(rollout.id[:14]) == rollout
+
+
+def test_a_rollout_is_replaced_not_doubled(store: Store) -> None:
+    rollout = full_rollout()
+    for score in (None, 0.25, 1.0):
+        rollout.score = score
+        store.put_rollout(rollout)
+        store.flush()
+    assert [r.score for r in store.rollouts()] == [1.0]
+
+
+def test_nan_nul_and_lone_surrogates_are_kept_out_of_the_database(store: Store) -> None:
+    rollout = Rollout(task_id="t\0", inputs={"q": "a\0b \ud800 \U0001f600"}, score=float("nan"), prediction={"x": float("inf")})
+    store.put_rollout(rollout)
+    store.flush()
+    found = next(store.rollouts())
+    assert found.score is None
+    assert found.prediction == {"x": None}
+    assert found.inputs["q"].endswith("\U0001f600")
+    assert store.dropped == 0
+
+
+def test_many_threads_lose_and_double_nothing(store: Store) -> None:
+    def write(worker: int) -> None:
+        for i in range(200):
+            store.put_transition(f"rollout{worker}", Transition(t=i, model="m", request={}))
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    store.flush()
+    assert store.stats()["transitions"] == 1600
+
+
+def test_spent_counts_calls_but_not_cached_answers(store: Store) -> None:
+    rollout = Rollout(run_id="r-1", phase="search")
+    store.put_rollout(rollout)
+    for t, cached in enumerate((False, True, False)):
+        store.put_transition(rollout.id, Transition(t=t, model="m", request={}, cached=cached, prompt_tokens=10, completion_tokens=1))
+    store.flush()
+    spent = store.spent("r-1")["search"]
+    assert (spent.calls, spent.tokens) == (2, 22)
+
+
+def test_an_id_must_name_one_rollout(store: Store) -> None:
+    with pytest.raises(StoreError, match="no rollout's id starts with 'zz'"):
+        store.rollout("zz")
+    for _ in range(2):
+        store.put_rollout(Rollout())
+    store.flush()
+    with pytest.raises(StoreError, match="more than one"):
+        store.rollout("0")
+
+
+WRITER = """
+import itertools, sys, time
+from assay.traces import Rollout, Store, Transition
+store = Store(sys.argv[1])
+rollout = Rollout()
+store.put_rollout(rollout)
+for t in itertools.count():
+    store.put_transition(rollout.id, Transition(t=t, model="m", request={}, started_at=time.time()))
+    print(t, time.time(), flush=True)
+    time.sleep(0.002)
+"""
+
+
+def test_a_killed_process_loses_at_most_the_last_second(tmp_path: Path) -> None:
+    path = tmp_path / "s.db"
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
+    time.sleep(4)
+    killed = time.time()
+    os.kill(process.pid, signal.SIGKILL)
+    written = [line.split() for line in process.communicate()[0].splitlines() if len(line.split()) == 2]
+    older = [int(t) for t, at in written if float(at) < killed - 1]
+    assert len(older) > 100
+    with Store(path) as store:
+        assert store.stats()["transitions"] > max(older)
+
+
+def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
+    Store(tmp_path / "s.db").close()
+    with sqlite3.connect(tmp_path / "s.db") as db:
+        db.execute("UPDATE meta SET value = '99'")
+    with pytest.raises(StoreError, match="schema 99"):
+        Store(tmp_path / "s.db")
+
+
+def test_a_file_that_is_no_database_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "s.db").write_text("certainly not a database, and long enough to be read as one")
+    with pytest.raises(StoreError, match="cannot open the store"):
+        Store(tmp_path / "s.db")
+
+
+def test_a_full_disk_is_said_and_loses_nothing_stored_before(tmp_path: Path) -> None:
+    store = Store(tmp_path / "s.db")
+    store.put_rollout(Rollout(task_id="before"))
+    store.flush()
+    with store.engine.begin() as connection:  # SQLite's own way to be out of room
+        connection.execute(sa.text("PRAGMA max_page_count = 1"))
+    sa.event.listen(store.engine, "connect", lambda db, _: db.execute("PRAGMA max_page_count = 20"))
+    store.engine.dispose()
+    store.put_transition("r", Transition(t=0, model="m", request={"text": "x" * 500_000}))
+    with pytest.raises(StoreError, match=r"refused 1 rows.*full"):
+        store.flush()
+    assert store.dropped == 1
+    assert [r.task_id for r in store.rollouts()] == ["before"]
