@@ -189,7 +189,7 @@ def _open(
     try:
         cache = ResponseCache(home / "cache" / "responses.db") if config.cache else ResponseCache()
         shared: dict[str, Any] = {"cache": cache, "meter": meter, "observers": [recorder.observe]}
-        client = {"api_base": config.api_base} if config.api_base else {}
+        client: dict[str, Any] = {"api_base": config.api_base} if config.api_base else {}
         model = with_recording(lm, **shared) if lm is not None else get_lm(config.model, seed=config.seed, **shared, **client)
         judge = get_lm(config.judge_model or config.model, temperature=0.1, **shared) if checked.needs_judge and lm is None else model
         reflection = get_lm(config.reflection_model, temperature=1.0, max_tokens=4096, **shared) if config.reflection_model else None
@@ -270,7 +270,17 @@ def compile(
         config = replace(config, max_search_calls=AUTO_SEARCH_CALLS)
     caps = Caps(calls=config.max_calls, tokens=config.max_tokens, cost_usd=config.max_cost_usd, search_calls=config.max_search_calls)
     shown = progress or Progress()
-    with _open(config, kind="compile", caps=caps, progress=shown, store=store, resume=resume, program=given, rubric=rubric if isinstance(rubric, Rubric) else None, lm=lm) as job:
+    with _open(
+        config,
+        kind="compile",
+        caps=caps,
+        progress=shown,
+        store=store,
+        resume=resume,
+        program=given,
+        rubric=rubric if isinstance(rubric, Rubric) else None,
+        lm=lm,
+    ) as job:
         _announce(job, shown, config)
         outcome = compile_prompts(job.student, job.splits, job.session, check, folder=job.folder)
         report = CompileReport(Path(), outcome, job.session.meter, config, job.session.recorder.unseen, job.store.dropped)
@@ -294,9 +304,8 @@ def _announce(job: _Job, progress: Progress, config: RunConfig) -> None:
 def _estimate_line(guess: Estimate, config: RunConfig) -> str:
     price = "no price is known for this model" if guess.cost_usd is None else f"${guess.cost_usd:.2f}"
     caps = [f"{k.removeprefix('max_')} {v:g}" for k, v in asdict(config).items() if k.startswith("max_") and v is not None]
-    return (
-        f"estimate: {guess.calls} calls ({guess.search_calls} of them searching), about {guess.tokens:,} tokens, {price}"
-        f" with {config.model}" + (f"; caps: {', '.join(caps)}" if caps else "; no caps")
+    return f"estimate: {guess.calls} calls ({guess.search_calls} of them searching), about {guess.tokens:,} tokens, {price} with {config.model}" + (
+        f"; caps: {', '.join(caps)}" if caps else "; no caps"
     )
 
 
@@ -360,9 +369,19 @@ def evaluate(
     config = RunConfig(program=name, rubric=rubric.name if isinstance(rubric, Rubric) else str(rubric), data=data, **options)
     caps = Caps(calls=config.max_calls, tokens=config.max_tokens, cost_usd=config.max_cost_usd)
     shown = progress or Progress()
-    with _open(config, kind="evaluate", caps=caps, progress=shown, store=store, resume=False, program=given, rubric=rubric if isinstance(rubric, Rubric) else None, lm=lm, need=(split,)) as job:
+    with _open(
+        config,
+        kind="evaluate",
+        caps=caps,
+        progress=shown,
+        store=store,
+        resume=False,
+        program=given,
+        rubric=rubric if isinstance(rubric, Rubric) else None,
+        lm=lm,
+        need=(split,),
+    ) as job:
         tasks = job.splits.unseal() if split == "test" else getattr(job.splits, split)
         with job.session.phase("evaluate", split):
             evaluation = run_evaluation(job.student, tasks, job.session, name=f"evaluate: {split}")
     return EvaluationReport(evaluation, job.session.meter, split)
-

@@ -12,7 +12,12 @@ __all__ = ["command"]
 @click.command("compile")
 @click.argument("program")
 @run_options
-@click.option("--optimizer", default="auto", show_default=True, help="auto, labeled, bootstrap, bootstrap-search, knn, copro, mipro, simba, gepa, infer-rules, ensemble, optuna, or package.module:Class.")
+@click.option(
+    "--optimizer",
+    default="auto",
+    show_default=True,
+    help="auto, labeled, bootstrap, bootstrap-search, knn, copro, mipro, simba, gepa, infer-rules, ensemble, optuna, or package.module:Class.",
+)
 @click.option("--reflection-model", help="Model that proposes instructions; by default the program's.")
 @click.option("--max-search-calls", type=int, help="Most LM calls of the search; 300 for auto.")
 @click.option("--threshold", type=float, default=0.8, show_default=True, help="Score from which a run is a success to learn from.")

@@ -34,7 +34,7 @@ def command(program: str, inputs: tuple[str, ...], model: str | None, api_base: 
     if wanted is not None and set(given) != set(wanted):
         raise ConfigError(f"{program} takes the inputs {wanted}, got {sorted(given)}")
     name = model or (artifact.manifest["model"] if artifact else "embedded/smollm2-135m")
-    client = {"api_base": api_base} if api_base else {}
+    client: dict[str, Any] = {"api_base": api_base} if api_base else {}
     with dspy.context(lm=get_lm(name, **client)):
         prediction = built(**given)
     fields = dict(prediction.items())

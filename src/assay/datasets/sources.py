@@ -39,10 +39,7 @@ def iter_rows(spec: str) -> Iterator[Row]:
         ".jsonl": _jsonl, ".ndjson": _jsonl, ".csv": _csv, ".tsv": _csv, ".parquet": _parquet,
     }  # fmt: skip
     if path.suffix.lower() not in readers:
-        raise DataError(
-            f"cannot tell what {spec!r} is: expected a file ending in {', '.join(readers)}, "
-            "or hf:…, reasoning_gym:…, arithmetic:…"
-        )
+        raise DataError(f"cannot tell what {spec!r} is: expected a file ending in {', '.join(readers)}, or hf:…, reasoning_gym:…, arithmetic:…")
     if not path.is_file():
         raise DataError(f"no such file: {path}")
     return readers[path.suffix.lower()](path)
@@ -208,12 +205,15 @@ def _arithmetic(query: str) -> Iterator[Row]:
             continue
         seen.add(expression)
         kind = {"+": "sum", "-": "difference", "*": "product"}[used[0]] if len(set(used)) == 1 else "mixed"
-        yield f"arithmetic:{len(seen)}", {
-            "inputs": {"question": rng.choice(_WORDINGS).format(expression)},
-            "expected": {"answer": str(eval(expression, {"__builtins__": {}}))},  # digits and operators of our own making
-            "task_type": kind,
-            "metadata": {"expression": expression},
-        }
+        yield (
+            f"arithmetic:{len(seen)}",
+            {
+                "inputs": {"question": rng.choice(_WORDINGS).format(expression)},
+                "expected": {"answer": str(eval(expression, {"__builtins__": {}}))},  # digits and operators of our own making
+                "task_type": kind,
+                "metadata": {"expression": expression},
+            },
+        )
 
 
 def _operand(rng: random.Random, digits: tuple[int, int], signs: bool) -> str:

@@ -82,15 +82,13 @@ def _tasks(spec: str, inputs: Collection[str] | None, rename: Mapping[str, str] 
         yield make_task(row, where=where, inputs=inputs)
 
 
-def load_tasks(
-    spec: str, *, inputs: Collection[str] | None = None, rename: Mapping[str, str] | None = None, limit: int | None = None
-) -> list[Task]:
+def load_tasks(spec: str, *, inputs: Collection[str] | None = None, rename: Mapping[str, str] | None = None, limit: int | None = None) -> list[Task]:
     """All tasks of a dataset, in order, duplicates included; at most `limit`.
 
     Raises:
         DataError: nothing in it, or a row that cannot be read.
     """
-    tasks = []
+    tasks: list[Task] = []
     for task in _tasks(spec, inputs, rename):
         if limit is not None and len(tasks) >= limit:
             break
@@ -150,9 +148,7 @@ def load_splits(
     return collect_splits(_tasks(spec, inputs, rename), spec=spec, salt=salt, limits=limits, need=need)
 
 
-def collect_splits(
-    tasks: Iterable[Task], *, spec: str, salt: str, limits: Mapping[str, int], need: Sequence[str] = SPLITS
-) -> Splits:
+def collect_splits(tasks: Iterable[Task], *, spec: str, salt: str, limits: Mapping[str, int], need: Sequence[str] = SPLITS) -> Splits:
     """`load_splits` for tasks that are already made."""
     samples = {name: _Sample(limits[name]) for name in SPLITS}
     rows, tally = 0, Counter[str]()

@@ -63,8 +63,7 @@ def make_task(row: Mapping[str, Any], *, where: str = "row", inputs: Collection[
         metadata = row.get("metadata") or {}
     if inputs is not None and (missing := sorted(set(inputs) - given.keys())):
         raise DataError(
-            f"{where}: the program's input {missing} is missing; the row has {sorted(map(str, row))}. "
-            "Rename columns with --rename COLUMN=NAME."
+            f"{where}: the program's input {missing} is missing; the row has {sorted(map(str, row))}. Rename columns with --rename COLUMN=NAME."
         )
     if not given or all(value is None or value == "" for value in given.values()):
         raise DataError(f"{where}: every input is empty")

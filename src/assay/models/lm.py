@@ -129,14 +129,10 @@ class RecordingEngine:
             raise
         finally:  # what a call cost is counted also when it failed
             usage = answered.usage if answered is not None else lm15.Usage()
-            self.meter.settle(
-                prompt_tokens=usage.input_tokens, completion_tokens=usage.output_tokens, cost_usd=cost, failed=answered is None
-            )
+            self.meter.settle(prompt_tokens=usage.input_tokens, completion_tokens=usage.output_tokens, cost_usd=cost, failed=answered is None)
             ids = _token_ids(answered)
             latency_ms = (time.perf_counter() - clock) * 1000
-            self._tell(
-                asked, answered, ids=ids, error=error, sample=sample, started=started, latency_ms=latency_ms, cost_usd=cost
-            )
+            self._tell(asked, answered, ids=ids, error=error, sample=sample, started=started, latency_ms=latency_ms, cost_usd=cost)
         if self.cache is not None:
             self.cache.put(key, {"response": response_to_dict(answered), "token_ids": ids})
         return answered
@@ -264,17 +260,12 @@ def get_lm(
         MissingExtra: the `embedded` extra is not installed.
     """
     backend: LlamaBackend | HostedBackend
-    if name.startswith("embedded/"):
-        backend = LlamaBackend(name)
-    else:
-        backend = HostedBackend(dspy.LM(name, cache=False, num_retries=0, **client))
+    backend = LlamaBackend(name) if name.startswith("embedded/") else HostedBackend(dspy.LM(name, cache=False, num_retries=0, **client))
     engine = RecordingEngine(backend, model=name, cache=cache, meter=meter, observers=observers)
     generation: dict[str, Any] = {"temperature": temperature, "max_tokens": max_tokens}
     if seed is not None and "seed" in engine.supported_params:
         generation["seed"] = seed
-    return LanguageModel(
-        name, engine=engine, async_engine=AsyncRecordingEngine(engine), cache=False, num_retries=num_retries, **generation
-    )
+    return LanguageModel(name, engine=engine, async_engine=AsyncRecordingEngine(engine), cache=False, num_retries=num_retries, **generation)
 
 
 def with_recording(

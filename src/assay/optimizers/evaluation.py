@@ -48,10 +48,10 @@ class Evaluation:
 
     def add(self, other: "Evaluation") -> None:
         """Takes in the results of other tasks."""
-        for mine, theirs in zip(
-            (self.results, self.task_types, self.tokens, self.calls), (other.results, other.task_types, other.tokens, other.calls), strict=True
-        ):
-            mine.update(theirs)  # type: ignore[arg-type]
+        self.results.update(other.results)
+        self.task_types.update(other.task_types)
+        self.tokens.update(other.tokens)
+        self.calls.update(other.calls)
 
     def criteria(self) -> dict[str, float | None]:
         """Mean grade of each final criterion over the tasks where it was decided."""

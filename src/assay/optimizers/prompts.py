@@ -210,5 +210,3 @@ class _Search:
     def _write_state(self) -> None:
         state = {"candidates": [c.summary() for c in self.candidates], "explored": self.explored, "notes": self.notes}
         (self.folder / "search.json").write_text(json.dumps(state, indent=1))
-
-

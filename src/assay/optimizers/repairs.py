@@ -37,7 +37,7 @@ def repaired_dspy(log: TextIO, seed: int) -> Iterator[None]:
         kept = Evaluate.__call__, ParallelExecutor.__init__, optuna.create_study
         Evaluate.__call__ = _evaluate
         ParallelExecutor.__init__ = _patient(kept[1])
-        optuna.create_study = _seeded(kept[2], seed)  # type: ignore[assignment]
+        optuna.create_study = _seeded(kept[2], seed)
         random.seed(seed)  # some teleprompters draw from the global generators
         np.random.seed(seed % 2**32)
         try:

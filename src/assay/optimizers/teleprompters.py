@@ -70,9 +70,7 @@ def _labeled(p: Proposal) -> Student:
 
 
 def _bootstrap(p: Proposal) -> Student:
-    optimizer = teleprompt.BootstrapFewShot(
-        metric=p.metric(), max_bootstrapped_demos=p.demos, max_labeled_demos=0, max_rounds=2, max_errors=10**9
-    )
+    optimizer = teleprompt.BootstrapFewShot(metric=p.metric(), max_bootstrapped_demos=p.demos, max_labeled_demos=0, max_rounds=2, max_errors=10**9)
     return optimizer.compile(p.student, teacher=p.teacher(), trainset=p.examples())
 
 
@@ -87,7 +85,9 @@ def _bootstrap_search(p: Proposal) -> Student:
 def _knn(p: Proposal) -> Student:
     found = p.explored().demonstrations
     if not found:
-        found = [Demonstration(t, tuple((n, dict(t.inputs), dict(t.expected)) for n, _ in p.student.program.named_predictors()), 1.0) for t in p.train]
+        found = [
+            Demonstration(t, tuple((n, dict(t.inputs), dict(t.expected)) for n, _ in p.student.program.named_predictors()), 1.0) for t in p.train
+        ]
     pool = []
     for demonstration in found:
         demos: dict[str, list[dict[str, Any]]] = {}
@@ -142,15 +142,33 @@ def _ensemble(p: Proposal) -> Student:
     found = p.explored()
     adapter = p.student.settings["adapter"]
     members = [
-        with_demos(p.student, choose(found.demonstrations, p.demos, seed=p.session.seed + i, diverse=i == 0), adapter=adapter).program for i in range(3)
+        with_demos(p.student, choose(found.demonstrations, p.demos, seed=p.session.seed + i, diverse=i == 0), adapter=adapter).program
+        for i in range(3)
     ]
     return Student(EnsembleProgram(members), p.session)
 
 
+class _Optuna(teleprompt.BootstrapFewShotWithOptuna):  # type: ignore[misc]
+    """DSPy's objective shows one demonstration however many were asked for, and fails on a predictor that no run ever
+    called (a review pass), which has none to draw."""
+
+    shown = 4
+
+    def objective(self, trial: Any) -> float:
+        program = self.student.reset_copy()
+        for (name, known), (_, predictor) in zip(self.compiled_teleprompter.named_predictors(), program.named_predictors(), strict=True):
+            count = len(known.demos)
+            drawn = [trial.suggest_int(f"{name} demo {slot}", 0, count - 1) for slot in range(min(self.shown, count))]
+            predictor.demos = [known.demos[index] for index in dict.fromkeys(drawn)]
+        trial.set_user_attr("program", program)
+        return float(dspy.Evaluate(devset=self.valset, metric=self.metric, num_threads=self.num_threads)(program).score)
+
+
 def _optuna(p: Proposal) -> Student:
-    optimizer = teleprompt.BootstrapFewShotWithOptuna(
+    optimizer = _Optuna(
         metric=p.metric(), max_bootstrapped_demos=p.demos, max_labeled_demos=0, num_candidate_programs=4, num_threads=p.session.threads
     )
+    optimizer.shown = p.demos
     trainset = p.examples()
     return optimizer.compile(p.student, teacher=p.teacher(), max_demos=2 * p.demos, trainset=trainset, valset=to_examples(p.val))
 
@@ -206,7 +224,7 @@ def _by_path(path: str, p: Proposal) -> Student:
     }  # fmt: skip
     optimizer = found(**_named(found.__init__, offered))
     data = {"trainset": p.examples(), "valset": to_examples(p.val), "teacher": p.student.deepcopy(), "seed": p.session.seed}
-    return optimizer.compile(p.student, **_named(optimizer.compile, data))  # type: ignore[no-any-return]
+    return optimizer.compile(p.student, **_named(optimizer.compile, data))
 
 
 def _named(function: Any, offered: dict[str, Any]) -> dict[str, Any]:

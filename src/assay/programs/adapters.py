@@ -41,10 +41,10 @@ def output_schema(signature: Any) -> dict[str, Any] | None:
             return None
         fields[name] = (field.annotation, field)
     try:
-        schema = pydantic.create_model("Outputs", **fields).model_json_schema()
+        found: dict[str, Any] = pydantic.create_model("Outputs", **fields).model_json_schema()
     except (pydantic.PydanticInvalidForJsonSchema, pydantic.PydanticSchemaGenerationError):
         return None
-    return _closed(schema)
+    return _closed(found)
 
 
 def _closed(schema: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +107,8 @@ class LeanAdapter(dspy.Adapter):  # type: ignore[misc]
     def parse(self, signature: Any, completion: str) -> dict[str, Any]:
         names = list(signature.output_fields)
         starts = re.compile(rf"^\s*({'|'.join(map(re.escape, names))})\s*:[ \t]*", re.MULTILINE)
-        marks, texts = list(starts.finditer(completion)), {}
+        marks = list(starts.finditer(completion))
+        texts: dict[str, str] = {}
         for mark, following in zip(marks, [*marks[1:], None], strict=True):
             texts.setdefault(mark[1], completion[mark.end() : following.start() if following else len(completion)].strip())
         if not texts and len(names) == 1:
@@ -126,9 +127,7 @@ class LeanAdapter(dspy.Adapter):  # type: ignore[misc]
 
     @staticmethod
     def _failure(signature: Any, completion: str, values: dict[str, Any], message: str) -> AdapterParseError:
-        return AdapterParseError(
-            adapter_name="LeanAdapter", signature=signature, lm_response=completion, message=message, parsed_result=values
-        )
+        return AdapterParseError(adapter_name="LeanAdapter", signature=signature, lm_response=completion, message=message, parsed_result=values)
 
 
 def _as_choice(text: str, annotation: Any) -> str:

@@ -124,7 +124,7 @@ class ToolAgent(Agent):
         seen = {**given, "results": (str, dspy.InputField(desc="what the tools have returned so far"))}
         answer = {name: (field.annotation, field) for name, field in task.output_fields.items()}
         names = list(self.tools)
-        choices = Literal[tuple([*names, _ANSWER])]  # type: ignore[valid-type]
+        choices = Literal[(*names, _ANSWER)]  # type: ignore[valid-type]
         decision = {"thought": (str, dspy.OutputField(max_length=64)), "action": (choices, dspy.OutputField())}
         described = "; ".join(f"{name}: {tool.desc}" for name, tool in self.tools.items())
         self.decide = dspy.Predict(

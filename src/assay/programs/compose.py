@@ -79,7 +79,7 @@ class EnsembleProgram(_Composite):
                 failure = error
         if not answers:
             raise failure or RuntimeError("the ensemble has no members")
-        voted = {name: _majority([answer[name] for answer in answers if name in answer]) for name in answers[0].keys() if name != "steps"}
+        voted = {name: _majority([answer[name] for answer in answers if name in answer]) for name in answers[0] if name != "steps"}
         steps = [step for answer in answers for step in answer.get("steps") or []]
         return dspy.Prediction(**voted, **({"steps": steps} if "steps" in answers[0] else {}))
 

@@ -33,9 +33,7 @@ def program_class(name: str) -> Any:
     if not colon:
         near = difflib.get_close_matches(name, SHIPPED, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ProgramError(
-            f"no program is called {name!r}: give path/to/file.py:Class, package.module:Class, or one of {', '.join(SHIPPED)}.{hint}"
-        )
+        raise ProgramError(f"no program is called {name!r}: give path/to/file.py:Class, package.module:Class, or one of {', '.join(SHIPPED)}.{hint}")
     try:
         module = _from_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
     except FileNotFoundError:

@@ -7,7 +7,7 @@ import dspy
 
 from assay.datasets import Task
 from assay.errors import ProgramError
-from assay.programs.agent import REVIEW_DEPTH, Agent, ToolAgent, _decision_signature, reasoning_tokens
+from assay.programs.agent import REVIEW_DEPTH, Agent, ToolAgent, reasoning_tokens
 from assay.programs.calculator import calculator
 from assay.programs.parameters import AgentParameters
 
@@ -28,10 +28,7 @@ class MathQA(ToolAgent):
 
     def __init__(self, parameters: AgentParameters | None = None, adapter: str = "json") -> None:
         expression = dspy.OutputField(desc="one arithmetic expression", pattern=r"^[0-9+*/^(). sqrt=-]{1,60}$")
-        super().__init__(
-            Question, [calculator], arguments={"calculator": {"expression": (str, expression)}}, parameters=parameters, adapter=adapter
-        )
-
+        super().__init__(Question, [calculator], arguments={"calculator": {"expression": (str, expression)}}, parameters=parameters, adapter=adapter)
 
     def clean_arguments(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """Small models go on to write a result of their own after a `=`; the calculator's counts."""
@@ -105,9 +102,7 @@ class Extract(_OnePredictor):
         if clash := {"text", "thought", "draft"} & fields.keys():
             raise ProgramError(f"extract cannot fill fields called {sorted(clash)}")
         self.config = {"fields": dict(fields)}
-        outputs = {
-            name: (kinds[kind], dspy.OutputField(max_length=500) if kind == "string" else dspy.OutputField()) for name, kind in fields.items()
-        }
+        outputs = {name: (kinds[kind], dspy.OutputField(max_length=500) if kind == "string" else dspy.OutputField()) for name, kind in fields.items()}
         self.predict = dspy.Predict(dspy.Signature({"text": (str, dspy.InputField()), **outputs}, f"Extract {', '.join(fields)} from the text."))
 
     @classmethod

@@ -62,9 +62,7 @@ def exact(task: Task, prediction: dict[str, Any], rollout: Rollout | None, field
     return Grade(value=float(same), reason="" if same else f"Expected {_text(wanted)!r}, found {_text(found)[:200]!r}.")
 
 
-def fields_match(
-    task: Task, prediction: dict[str, Any], rollout: Rollout | None, all_or_nothing: bool = False, case: bool = False
-) -> Grade:
+def fields_match(task: Task, prediction: dict[str, Any], rollout: Rollout | None, all_or_nothing: bool = False, case: bool = False) -> Grade:
     """The share of the task's expected fields that the prediction has exactly; with `all_or_nothing`, 1 only for all."""
     if not task.expected:
         raise NoGrade(f"task {task.id!r} expects no fields")
@@ -96,9 +94,7 @@ def parse_number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def numeric(
-    task: Task, prediction: dict[str, Any], rollout: Rollout | None, field: str | None = None, tolerance: float = 1e-6
-) -> Grade:
+def numeric(task: Task, prediction: dict[str, Any], rollout: Rollout | None, field: str | None = None, tolerance: float = 1e-6) -> Grade:
     """1 where the numbers differ by at most `tolerance`, relative to the expected one where that is above 1."""
     name, wanted = _expected(task, field)
     target = parse_number(wanted)
@@ -136,9 +132,7 @@ def one_of(task: Task, prediction: dict[str, Any], rollout: Rollout | None, valu
     return Grade(value=float(allowed), reason="" if allowed else f"{found[:200]!r} is not one of {list(values)}.")
 
 
-def json_schema(
-    task: Task, prediction: dict[str, Any], rollout: Rollout | None, schema: dict[str, Any], field: str | None = None
-) -> Grade:
+def json_schema(task: Task, prediction: dict[str, Any], rollout: Rollout | None, schema: dict[str, Any], field: str | None = None) -> Grade:
     """1 where the field (or the whole prediction) holds JSON that the schema accepts."""
     import jsonschema
 
@@ -155,9 +149,7 @@ def json_schema(
     return Grade(value=1.0)
 
 
-def length(
-    task: Task, prediction: dict[str, Any], rollout: Rollout | None, max_tokens: int, field: str | None = None
-) -> Grade:
+def length(task: Task, prediction: dict[str, Any], rollout: Rollout | None, max_tokens: int, field: str | None = None) -> Grade:
     """For a pitfall: how far the output is over `max_tokens` words, 0 up to the limit and 1 at twice of it."""
     if max_tokens < 1:
         raise NoGrade(f"max_tokens={max_tokens!r} must be at least 1")

@@ -139,7 +139,7 @@ def import_check(path: str, folder: Path | None = None) -> Check:
     if not module_name:
         for module in (checks, steps):
             if path in module.__all__:
-                return getattr(module, path)  # type: ignore[no-any-return]
+                return getattr(module, path)
         known = [*checks.__all__, *steps.__all__]
         near = difflib.get_close_matches(path, known, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -151,7 +151,7 @@ def import_check(path: str, folder: Path | None = None) -> Check:
         raise RubricError(f"check {path!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(check):
         raise RubricError(f"check {path!r} is a {type(check).__name__}, not a callable")
-    return check  # type: ignore[no-any-return]
+    return check
 
 
 def _file_module(path: Path) -> Any:
@@ -164,7 +164,7 @@ def _file_module(path: Path) -> Any:
     return module
 
 
-def _explain(shown: str, node: yaml.Node, problem: Any) -> str:
+def _explain(shown: str, node: yaml.Node | None, problem: Any) -> str:
     location = tuple(part for part in problem["loc"] if part not in ("str", "_JudgeFile"))
     where, key = f"{shown}:{_line(node, location)}", ".".join(map(str, location))
     if problem["type"] == "extra_forbidden":

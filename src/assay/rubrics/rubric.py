@@ -32,9 +32,7 @@ class Rubric:
         RubricError: the criteria break a rule; the message says which.
     """
 
-    def __init__(
-        self, name: str, criteria: Sequence[Criterion], *, step_cap: float = STEP_CAP, resolver: Resolver | None = None
-    ) -> None:
+    def __init__(self, name: str, criteria: Sequence[Criterion], *, step_cap: float = STEP_CAP, resolver: Resolver | None = None) -> None:
         self.name, self.criteria, self.step_cap, self.resolver = name, tuple(criteria), step_cap, resolver
         names = [c.name for c in self.criteria]
         if twice := sorted({n for n in names if names.count(n) > 1}):

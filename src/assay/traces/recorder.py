@@ -111,7 +111,7 @@ class Recorder(BaseCallback):  # type: ignore[misc]
         from assay.models import LanguageModel
 
         engine = getattr(instance, "engine", None)
-        if not isinstance(instance, LanguageModel) or self.observe not in engine.observers:
+        if not isinstance(instance, LanguageModel) or engine is None or self.observe not in engine.observers:
             with self._lock:
                 self.unseen += 1
 

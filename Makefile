@@ -1,0 +1,41 @@
+# Everything works from a bare checkout with Python 3.11+, make and the package registries.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export LITELLM_LOCAL_MODEL_COST_MAP := True
+
+.PHONY: demo test check lint clean
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
+	@echo "installing assay with the embedded model's engine (about a minute) …"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[embedded]'
+	@touch $@
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
+	@echo "installing assay with everything its tests need (about two minutes) …"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@ $(VENV)/.demo
+
+# The main job on real input: a 135M model learns to use a calculator because its prompt was compiled against a rubric.
+demo: $(VENV)/.demo
+	$(BIN)/assay models pull smollm2-135m
+	cd $$(mktemp -d) && $(abspath $(BIN))/assay compile math_qa --rubric math_qa --data "arithmetic:terms=2-3&digits=2-3&size=600" \
+		--model embedded/smollm2-135m --set temperature=0.1 --max-search-calls 180 --gate-size 10 --test-size 16
+
+test: $(VENV)/.dev
+	$(BIN)/assay models pull smollm2-135m
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+check: lint test
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,161 @@
+"""The commands as a user types them: output, exit codes, kill and resume, two at once, artifacts that were changed."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ASSAY = [sys.executable, "-c", "from assay.cli import main; main()"]
+COMPILE = ["compile", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=80", "--set", "temperature=0.1"]
+SMALL = ["--train-size", "8", "--val-size", "6", "--gate-size", "5", "--test-size", "5", "--max-search-calls", "40"]
+
+
+def assay(*args: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*ASSAY, *args], capture_output=True, text=True, timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "message"),
+    [
+        (["compil"], 2, "Did you mean 'compile'"),
+        (["compile", "math_qa"], 2, "Missing option '--rubric'"),
+        (["compile", "mathqa", "--rubric", "math_qa", "--data", "arithmetic:size=9"], 2, "Did you mean 'math_qa'"),
+        (["evaluate", "math_qa", "--rubric", "math_qa", "--data", "missing.jsonl"], 2, "no such file: missing.jsonl"),
+        (["evaluate", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=60", "--set", "temperature=9"], 2, "between 0.1 and 2"),
+        (["evaluate", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=60", "--model", "embedded/x"], 1, "no embedded model"),
+        (["traces", "stats"], 1, "there is no store"),
+        (["run", "math_qa", "question"], 2, "must be NAME=VALUE"),
+        (["models", "pull", "nonsense"], 1, "there are: smollm2-135m"),
+    ],
+)
+def test_wrong_usage_and_failures_have_their_exit_codes(args: list[str], code: int, message: str) -> None:
+    done = assay(*args)
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def compiled(embedded: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    """One real compile with the embedded model, in a folder of its own."""
+    folder = tmp_path_factory.mktemp("compiled")
+    done = subprocess.run([*ASSAY, *COMPILE, *SMALL, "--json"], capture_output=True, text=True, timeout=600, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "estimate:" in done.stderr
+    return folder, json.loads(done.stdout)
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_compile_prints_one_json_object_with_the_contracts_fields(compiled: tuple[Path, dict]) -> None:
+    _, data = compiled
+    assert data.keys() >= {"artifact", "optimizer", "search_calls", "calls", "tokens", "cost_usd", "replaces", "test"}
+    for side in ("baseline", "compiled"):
+        assert data["test"][side].keys() >= {"score", "n", "unscored", "criteria", "task_types"}
+        assert data["test"][side]["n"] == 5
+    assert data["test"]["gain"].keys() >= {"mean", "low", "high"}
+    assert 0 < data["search_calls"] <= 40
+    assert data["cost_usd"] == 0.0
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_the_artifact_runs_evaluates_and_its_calls_are_in_the_store(compiled: tuple[Path, dict]) -> None:
+    folder, data = compiled
+
+    def here(*args: str) -> dict:
+        done = subprocess.run([*ASSAY, *args, "--json"], capture_output=True, text=True, timeout=300, cwd=folder)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    stats = here("traces", "stats")
+    assert stats["transitions"] == data["calls"] + data["cached"]
+    assert stats["unseen"] == 0
+    newest = here("traces", "list", "--split", "test", "--limit", "1")["rollouts"][0]
+    shown = here("traces", "show", newest["id"])
+    assert shown["transitions"][0]["request"]["messages"]
+    assert shown["transitions"][0]["token_ids"]
+    assert "answer" in here("run", data["artifact"], "question=What is 20 + 22?")
+    again = here("evaluate", data["artifact"], "--rubric", "math_qa", "--data", "arithmetic:size=80", "--split", "test", "--size", "5")
+    assert again["result"]["score"] == data["test"]["compiled"]["score"]  # the same program, from the response cache
+    assert again["calls"] == 0
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_changed_newer_and_incomplete_artifacts_are_refused(compiled: tuple[Path, dict], tmp_path: Path) -> None:
+    folder, data = compiled
+
+    def broken(name: str) -> Path:
+        return Path(shutil.copytree(folder / data["artifact"], tmp_path / name))
+
+    edited = broken("edited")
+    (edited / "program.json").write_text((edited / "program.json").read_text().replace("calculator", "oracle"))
+    newer = broken("newer")
+    (newer / "manifest.json").write_text(json.dumps({**json.loads((newer / "manifest.json").read_text()), "format": 99}))
+    missing = broken("missing")
+    (missing / "program.json").unlink()
+    garbled = broken("garbled")
+    (garbled / "manifest.json").write_text("{")
+    for path, message in ((edited, "was changed after"), (newer, "format 99"), (missing, "cannot be read"), (garbled, "cannot be read")):
+        done = assay("run", str(path), "question=1+1")
+        assert done.returncode == 1
+        assert message in done.stderr
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_a_killed_compile_resumes_where_it_stopped(embedded: str, tmp_path: Path) -> None:
+    command = [*COMPILE, *SMALL, "--json"]
+    process = subprocess.Popen([*ASSAY, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.time() + 120
+    while time.time() < deadline:
+        time.sleep(1)
+        stats = assay("traces", "stats", "--json")
+        if stats.returncode == 0 and json.loads(stats.stdout)["transitions"] >= 12:
+            break
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    before = json.loads(assay("traces", "stats", "--json").stdout)
+    assert before["transitions"] >= 12
+    done = assay(*command, "--resume", timeout=600)
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    assert data["cached"] >= 10  # what was asked before the kill is not asked again
+    assert data["search_calls"] <= 40 + 1  # and still counts under the cap
+    assert assay(*command, "--resume").returncode == 2  # nothing is left to resume
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_was_found(embedded: str) -> None:
+    process = subprocess.Popen([*ASSAY, *COMPILE, *SMALL], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(12)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "--resume goes on" in errors
+    assert json.loads(assay("traces", "stats", "--json").stdout)["transitions"] > 0
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_two_compiles_in_one_folder(embedded: str) -> None:
+    first = subprocess.Popen([*ASSAY, *COMPILE, *SMALL], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(8)
+    same = assay(*COMPILE, *SMALL)
+    assert same.returncode == 2
+    assert "running already" in same.stderr
+    other = assay(*COMPILE, *SMALL, "--seed", "1", timeout=600)
+    assert other.returncode == 0, other.stderr
+    output, errors = first.communicate(timeout=600)
+    assert first.returncode == 0, errors
+    assert len(list(Path(".assay/artifacts").iterdir())) == 2
+    assert "artifact:" in output

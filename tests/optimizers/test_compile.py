@@ -1,0 +1,228 @@
+"""The main job on a scripted model that only answers right when it is shown how: every optimizer, caps, failures, replay."""
+
+import json
+import math
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+
+import assay
+from assay.datasets import load_splits
+from assay.errors import ConfigError, SealedSplit
+from assay.models import Caps, Meter, ResponseCache
+from assay.optimizers import OPTIMIZERS, Session, Student, evaluate, paired_gain
+from assay.optimizers.demonstrations import choose, explore, shape
+from assay.optimizers.racing import Candidate, race
+from assay.programs import MathQA
+from assay.rubrics import load_rubric
+from assay.testing import scripted_lm
+from assay.traces import Recorder
+
+DATA = "arithmetic:size=150&seed=3"
+
+
+def student_of_examples(request: Any) -> str:
+    """Calls the calculator when told how it is done (three demonstrations) or when it must; else guesses."""
+    config = request.config.response_format
+    if config is None or "schema" not in config:  # a teleprompter asks for instructions
+        return json.dumps({"proposed_instruction": "Use the calculator.", "reasoning": "r", "natural_language_rules": "rule"})
+    fields = config["schema"]["properties"]
+    user = request.messages[-1].text or ""
+    question = re.search(r"(?:is|Calculate|out|much is) ([-0-9 +*()]+)", user)
+    result = re.search(r"= (-?\d+)\s*$", user.split("Respond with")[0].strip(), re.MULTILINE)
+    taught = len(request.messages) >= 7
+    reply = {
+        "thought": "hm",
+        "action": ("answer" if result else "calculator") if taught else "answer",
+        "need": (0.0 if result else 1.0) if taught else 0.0,
+        "expression": question[1].strip() if question else "0",
+        "answer": result[1] if result else "0",
+    }
+    return json.dumps({name: reply.get(name, "x") for name in fields})
+
+
+def session_for(lm: Any, meter: Meter, **options: Any) -> Session:
+    return Session(lm, load_rubric("math_qa"), lm.recorder, meter, "math_qa", threads=2, **options)
+
+
+def scripted_session(script: Any = student_of_examples, *, caps: Caps | None = None, cache: ResponseCache | None = None) -> Session:
+    recorder, meter = Recorder(), Meter(caps)
+    lm = scripted_lm(script, meter=meter, observers=[recorder.observe], cache=cache)
+    lm.recorder = recorder
+    return session_for(lm, meter)
+
+
+def compile_it(optimizer: str, tmp_path: Path, script: Any = student_of_examples, **options: Any) -> Any:
+    options = {"sizes": {"train": 24, "val": 18, "gate": 12, "test": 12}, **options}
+    return assay.compile(
+        "math_qa", rubric="math_qa", data=DATA, lm=scripted_lm(script), optimizer=optimizer, store=tmp_path / ".assay" / "a.db", threads=2, **options
+    )
+
+
+def test_auto_finds_demonstrations_where_the_plain_program_never_succeeds(tmp_path: Path) -> None:
+    report = compile_it("auto", tmp_path)
+    data = report.to_dict()
+    assert data["test"]["baseline"]["score"] == 0.0
+    assert data["test"]["compiled"]["score"] == 1.0
+    assert data["test"]["compiled"]["criteria"]["tool_adoption"] == 1.0
+    assert data["replaces"]
+    assert data["test"]["gain"] == {"mean": 1.0, "low": 1.0, "high": 1.0, "n": 12}
+    assert 0 < data["search_calls"] <= 300
+    assert data["unseen_calls"] == data["rows_not_stored"] == 0
+
+
+@pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
+def test_every_optimizer_runs_and_its_artifact_is_the_program_that_was_measured(optimizer: str, tmp_path: Path) -> None:
+    report = compile_it(optimizer, tmp_path, sizes={"train": 12, "val": 6, "gate": 5, "test": 5}, demos=4)
+    data = report.to_dict()
+    assert not [note for note in data["notes"] if "failed" in note], data["notes"]
+    assert data["test"]["compiled"]["n"] == 5
+    loaded = assay.load(report.artifact)
+    with dspy.context(lm=scripted_lm(student_of_examples)):
+        answer = loaded(question="What is 20 + 22?").answer
+    compiled = data["test"]["compiled"]["score"]
+    assert (answer == "42") == (compiled == 1.0)
+    if optimizer in ("bootstrap", "bootstrap-search", "knn", "ensemble"):
+        assert compiled == 1.0
+
+
+def test_any_other_teleprompter_by_its_class_path(tmp_path: Path) -> None:
+    report = compile_it("dspy.teleprompt:BootstrapFewShot", tmp_path, sizes={"train": 8, "val": 5, "gate": 5, "test": 5})
+    assert report.to_dict()["notes"] in ([], ["nothing beat the plain program on val; it stays as it is"])
+
+
+@pytest.mark.parametrize("wrong", ["bootstrp", "no.module:X", "dspy:Nothing"])
+def test_an_unknown_optimizer_is_refused_before_any_call(wrong: str, tmp_path: Path) -> None:
+    lm = scripted_lm(student_of_examples)
+    with pytest.raises(ConfigError, match="optimizer"):
+        assay.compile("math_qa", rubric="math_qa", data=DATA, lm=lm, optimizer=wrong)
+    assert lm.scripted.calls == 0
+
+
+def test_a_cap_on_search_ends_with_the_best_so_far(tmp_path: Path) -> None:
+    data = compile_it("auto", tmp_path, max_search_calls=60).to_dict()
+    assert data["search_calls"] <= 60
+    assert data["test"]["compiled"]["n"] == 12
+
+
+def test_a_cap_on_all_calls_stops_everything_and_keeps_the_artifact(tmp_path: Path) -> None:
+    data = compile_it("auto", tmp_path, max_calls=40).to_dict()
+    assert data["calls"] <= 40
+    assert data["stopped"]
+    assert data["test"]["gain"] is None
+    assert Path(data["artifact"]).is_dir()
+
+
+def test_a_program_that_raises_on_every_task_is_counted_not_fatal(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text(
+        "import dspy\nclass Bad(dspy.Module):\n    def __init__(self):\n        super().__init__()\n        self.p = dspy.Predict('question -> answer')\n    def forward(self, question):\n        raise RuntimeError('always')\n"
+    )
+    report = assay.compile(
+        "bad.py:Bad", rubric="math_qa", data=DATA, lm=scripted_lm(student_of_examples), sizes={"test": 6, "gate": 6, "val": 6, "train": 6}
+    )
+    data = report.to_dict()["test"]["compiled"]
+    assert (data["score"], data["failed"], data["n"]) == (0.0, 6, 6)
+
+
+def test_a_server_that_is_down_leaves_tasks_unscored_not_zero(tmp_path: Path) -> None:
+    data = assay.evaluate(
+        "math_qa", rubric="math_qa", data=DATA, lm=scripted_lm(lambda request: dspy.lm15.ServerError("down")), sizes={"val": 6}
+    ).to_dict()
+    assert (data["result"]["score"], data["result"]["unscored"]) == (None, 6)
+
+
+def test_a_judge_that_answers_nonsense_is_no_score(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(
+        "name: r\ncriteria:\n- {name: right, check: numeric}\n- {name: nice, judge: 'Is it nice?', scale: ['no', 'yes']}\n"
+    )
+
+    def script(request: Any) -> str:
+        return "blah blah" if "Judge the output" in str(request) else student_of_examples(request)
+
+    data = assay.evaluate(
+        "math_qa", rubric="r.yaml", data=DATA, lm=scripted_lm(script), sizes={"val": 4}, parameters={"tool_usage_threshold": 0}
+    ).to_dict()["result"]
+    assert data["criteria"] == {"right": 1.0, "nice": None}
+    assert data["score"] == 1.0
+
+
+def test_the_same_run_replays_from_the_cache(tmp_path: Path) -> None:
+    first = compile_it("auto", tmp_path, seed=5).to_dict()
+    second = compile_it("auto", tmp_path, seed=5).to_dict()
+    assert second["calls"] == 0
+    assert second["cached"] == first["calls"] + first["cached"]
+    assert second["test"] == first["test"]
+    assert second["candidates"] == first["candidates"]
+    assert second["artifact"] != first["artifact"]
+
+
+def test_nothing_reads_the_test_split_before_the_report() -> None:
+    splits = load_splits(DATA)
+    with pytest.raises(SealedSplit):
+        _ = splits.test
+
+
+def test_exploring_makes_the_tool_happen() -> None:
+    session = scripted_session()
+    with session.context():
+        found = explore(Student(MathQA(), session), load_splits(DATA).train, session, adapters=["json"], want=5)
+    assert len(found.demonstrations) >= 5
+    assert found.teacher is not None
+    assert found.teacher.settings["parameters"]["tool_usage_threshold"] == 0
+    actions = [output["action"] for d in found.demonstrations for name, _, output in d.steps if name == "decide"]
+    assert set(actions) == {"calculator", "answer"}
+
+
+def test_diverse_demonstrations_cover_what_random_ones_miss() -> None:
+    assert shape("-214") == "^-000$"
+    session = scripted_session()
+    with session.context():
+        pool = explore(Student(MathQA(), session), load_splits(DATA).train, session, adapters=["json"], want=30).demonstrations
+    negative = {d.task.id for d in pool if d.steps[-1][2]["answer"].startswith("-")}
+    assert 0 < len(negative) < len(pool)
+    for seed in range(5):
+        assert negative & {d.task.id for d in choose(pool, 4, seed=seed)}
+
+
+def test_the_race_drops_the_loser_and_spares_calls() -> None:
+    session = scripted_session()
+    tasks = load_splits(DATA).val[:24]
+    good, bad = (Student(MathQA(), session) for _ in range(2))
+    good.set_parameters({"tool_usage_threshold": 0})
+    with session.context():
+        candidates = [Candidate("bad", bad), Candidate("good", good)]
+        assert race(candidates, tasks, session, block=6).name == "good"
+    assert "behind good after 6 tasks" in candidates[0].dropped
+
+
+def test_paired_gain_by_hand() -> None:
+    before = {str(i): 0.0 for i in range(20)}
+    after = {str(i): float(i % 2) for i in range(20)}
+    gain = paired_gain(before, after)
+    assert gain.mean == 0.5
+    # normal approximation: 0.5 +- 1.96 * sqrt(0.25 / 20) = [0.28, 0.72]
+    assert gain.low == pytest.approx(0.28, abs=0.06)
+    assert gain.high == pytest.approx(0.72, abs=0.06)
+    assert paired_gain(before, {**after, "0": math.nan}).n == 19
+    assert not paired_gain({"a": 0.0}, {"a": 1.0}).is_gain  # one pair proves nothing
+
+
+def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
+    rng, held = random.Random(0), 0
+    for _ in range(100):
+        differences = {str(i): rng.choice([-1.0, 0.0, 0.0, 1.0, 1.0]) for i in range(40)}  # mean 0.2
+        gain = paired_gain(dict.fromkeys(differences, 0.0), differences)
+        held += gain.low <= 0.2 <= gain.high
+    assert held >= 88
+
+
+def test_failed_runs_do_not_end_an_evaluation_after_ten() -> None:
+    session = scripted_session(lambda request: "no json at all")
+    with session.context():
+        evaluation = evaluate(Student(MathQA(), session), load_splits(DATA).val[:15], session)
+    assert evaluation.report()["failed"] == 15
+    assert evaluation.mean == 0.0

@@ -1,0 +1,233 @@
+"""Each of the five parameters acts; tools, adapters, the calculator, loading."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from assay.errors import ParameterError, ProgramError
+from assay.models import count_tokens, get_lm
+from assay.programs import RANGES, Agent, AgentParameters, BaseAgent, Classify, Extract, LeanAdapter, MathQA, load_program, program_inputs
+from assay.programs.calculator import CalculatorError, calculator
+from assay.testing import scripted_lm
+
+
+def scripted_math(need: float = 0.9, answers: int = 1, expression: str = "1 + 1") -> Any:
+    """A model that wants the tool with probability `need`, and finishes after `answers` results."""
+
+    def script(request: Any) -> str:
+        user = request.messages[-1].text or ""
+        fields = request.config.response_format["schema"]["properties"]
+        done = user.count(" = ") >= answers
+        reply: dict[str, Any] = {"thought": "hm", "action": "answer" if done else "calculator", "need": 0.0 if done else need}
+        reply |= {"expression": expression, "answer": "2"}
+        return json.dumps({name: reply[name] for name in fields})
+
+    return scripted_lm(script)
+
+
+def run(agent: Agent, lm: Any, **inputs: Any) -> Any:
+    with dspy.context(lm=lm, trace=[]):
+        return agent(**(inputs or {"question": "1 + 1?"}))
+
+
+def math(**parameters: Any) -> MathQA:
+    return MathQA(AgentParameters.of(parameters))
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_out_of_range_names_the_range(name: str) -> None:
+    low, high = RANGES[name]
+    for wrong in (low - 1, high + 1, "many", None, float("nan")):
+        with pytest.raises(ParameterError, match=f"{name}=.* must be between {low:g} and {high:g}"):
+            AgentParameters.of({name: wrong})
+    for right in (low, high):
+        assert getattr(AgentParameters.of({name: right}), name) == right
+
+
+def test_an_unknown_parameter_is_refused() -> None:
+    with pytest.raises(ParameterError, match="unknown agent parameter"):
+        MathQA().set_parameters({"temprature": 1})
+
+
+def test_defaults_are_as_designed() -> None:
+    assert list(AgentParameters().model_dump().values()) == [2000, 0.7, 10, 0.5, 3]
+
+
+def test_temperature_reaches_every_call() -> None:
+    seen = []
+    lm = scripted_math()
+    script = lm.scripted.script
+    lm.scripted.script = lambda request: (seen.append(request.config.temperature), script(request))[1]
+    run(math(temperature=1.3), lm)
+    assert set(seen) == {1.3}
+    assert len(seen) == 4  # decide, call, decide, answer
+
+
+def test_max_steps_one_answers_at_once() -> None:
+    prediction = run(math(max_steps=1), scripted_math())
+    assert prediction.steps == []
+    assert prediction.answer == "2"
+
+
+def test_at_max_steps_it_must_answer() -> None:
+    agent, lm = math(max_steps=4), scripted_math(answers=99)
+    numbers = iter(range(100))
+    agent.tools["calculator"] = dspy.Tool(lambda expression: str(next(numbers)), name="calculator")
+    script = lm.scripted.script
+    lm.scripted.script = lambda request: script(request).replace("1 + 1", f"1 + {lm.scripted.calls}")
+    assert len(run(agent, lm).steps) == 3
+
+
+def test_the_same_call_again_ends_the_tool_use() -> None:
+    assert len(run(math(max_steps=50), scripted_math(answers=99)).steps) == 2
+
+
+@pytest.mark.parametrize(("need", "threshold", "calls"), [(0.6, 0.5, 1), (0.6, 0.7, 0), (0.1, 0.0, 1), (0.0, 0.0, 1), (0.9, 1.0, 0)])
+def test_the_threshold_decides_against_the_estimate(need: float, threshold: float, calls: int) -> None:
+    assert len(run(math(tool_usage_threshold=threshold), scripted_math(need=need)).steps) == calls
+
+
+def test_a_forced_decision_is_demonstrated() -> None:
+    agent = math(tool_usage_threshold=0, max_steps=2)
+    with dspy.context(lm=scripted_math(need=0.0), trace=[]):
+        agent(question="1 + 1?")
+        actions = [output.action for predictor, _, output in dspy.settings.trace if predictor is agent.decide]
+    assert actions == ["calculator", "answer"]
+
+
+def test_reasoning_grows_and_then_the_answer_is_reviewed() -> None:
+    def budget(depth: int) -> tuple[int, int]:
+        lengths = []
+        lm = scripted_math()
+        script = lm.scripted.script
+
+        def watch(request: Any) -> str:
+            thought = request.config.response_format["schema"]["properties"].get("thought")
+            lengths.append(thought["maxLength"] if thought else 0)
+            return script(request)
+
+        lm.scripted.script = watch
+        run(math(reasoning_depth=depth), lm)
+        return max(lengths), len(lengths)
+
+    budgets = [budget(depth) for depth in range(1, 11)]
+    assert [length for length, _ in budgets] == sorted({length for length, _ in budgets})
+    assert budgets[0] == (0, 4)
+    assert [calls for _, calls in budgets] == [4] * 5 + [5] * 5  # one review from depth 6 on
+
+
+def test_the_oldest_observations_go_first_and_the_task_never(embedded: str) -> None:
+    agent = math(context_length=150)
+    lm = get_lm(embedded)
+    observations = [f"{i} + {i} = {2 * i}" for i in range(100, 160)]
+    with dspy.context(lm=lm, adapter=LeanAdapter()):
+        filled = agent.fit_context(agent.respond, agent.respond.signature, {"question": "What now?"}, observations, "results")
+        text = "\n".join(m["content"] for m in LeanAdapter().format(agent.respond.signature, filled["demos"], filled))
+    kept = filled["results"].splitlines()
+    assert kept == observations[-len(kept) :]
+    assert 0 < len(kept) < 60
+    assert count_tokens(lm, text) <= 150
+    assert "What now?" in text
+
+
+def test_a_failing_tool_is_an_observation_not_a_crash() -> None:
+    prediction = run(math(), scripted_math(expression="1 / 0"))
+    assert prediction.steps[0]["error"] == "division by zero"
+    assert prediction.answer == "2"
+
+
+def test_an_agent_meets_the_protocol() -> None:
+    agent = MathQA()
+    assert isinstance(agent, BaseAgent)
+    with dspy.context(lm=scripted_math()):
+        assert agent.execute({"question": "1 + 1?"}).answer == "2"
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("(3/5)^(-2)", "2.777777778"),
+        ("sqrt(7)", "2.645751311"),
+        ("12/(3*4)", "1"),
+        ("0.1+0.2", "0.3"),
+        ("2**10", "1024"),
+        ("5 - (-3) = 9", "8"),
+        ("1/3*3", "1"),
+    ],
+)
+def test_the_calculator_computes(expression: str, value: str) -> None:
+    assert calculator(expression) == value
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    ["9**9**9**9", "1/0", "__import__('os').system('ls')", "(1).__class__", "a", "", "1" * 300, "((((1" * 20, "sqrt(-1)", "[1]*9", "'a'*9", "1<2", "True+1", "1e999", "lambda: 1"],
+)  # fmt: skip
+def test_the_calculator_refuses_and_is_quick(hostile: str) -> None:
+    start = time.perf_counter()
+    with pytest.raises(CalculatorError):
+        calculator(hostile)
+    assert time.perf_counter() - start < 1
+
+
+@settings(max_examples=200)
+@given(st.text(alphabet="0123456789+-*/^(). sqrt=e", max_size=60))
+def test_the_calculator_answers_or_refuses_anything(text: str) -> None:
+    try:
+        float(calculator(text))
+    except CalculatorError:
+        pass
+
+
+def test_lean_turns_round_trip() -> None:
+    adapter, signature = LeanAdapter(), MathQA().decide.signature
+    text = adapter.format_assistant_message_content(signature, {"thought": "add them", "action": "calculator"})
+    assert text == "thought: add them\naction: calculator"
+    assert adapter.parse(signature, text) == {"thought": "add them", "action": "calculator"}
+    assert adapter.parse(signature, "thought: a\nb\naction: Calculator.") == {"thought": "a\nb", "action": "calculator"}
+    with pytest.raises(dspy.utils.exceptions.AdapterParseError, match="action"):
+        adapter.parse(signature, "thought: x\naction: dance")
+    with pytest.raises(dspy.utils.exceptions.AdapterParseError, match="no action"):
+        adapter.parse(signature, "thought: x")
+
+
+def test_classify_and_extract_take_their_form_from_the_data() -> None:
+    from assay.datasets import make_task
+
+    labels = [make_task({"text": str(i), "label": name}) for i, name in enumerate(["red", "blue", "red"])]
+    assert Classify.from_tasks(labels).config == {"labels": ["blue", "red"]}
+    with pytest.raises(ProgramError, match="at least two labels"):
+        Classify.from_tasks(labels[:1])
+    fields = [make_task({"inputs": {"text": "x"}, "expected": {"year": 2001, "name": "a"}})]
+    assert Extract.from_tasks(fields).config == {"fields": {"name": "string", "year": "integer"}}
+
+
+def test_programs_load_by_name_file_and_module(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import dspy\nclass Mine(dspy.Module):\n    def __init__(self):\n        super().__init__()\n        self.p = dspy.Predict('a, b -> c')\n    def forward(self, a, b):\n        return self.p(a=a, b=b)\n"
+    )
+    mine = load_program("mine.py:Mine")
+    assert program_inputs(mine) == ["a", "b"]
+    assert program_inputs(load_program("math_qa")) == ["question"]
+    assert isinstance(load_program("assay.programs:MathQA"), MathQA)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mathqa", "Did you mean 'math_qa'"),
+        ("nowhere.py:X", "no such file"),
+        ("assay.programs:Nothing", "has no 'Nothing'"),
+        ("no.such.module:X", "cannot be imported"),
+        ("json:dumps", "cannot be built"),
+    ],
+)
+def test_what_is_no_program_is_refused(name: str, message: str) -> None:
+    with pytest.raises(ProgramError, match=message):
+        load_program(name)

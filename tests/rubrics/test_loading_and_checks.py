@@ -1,0 +1,110 @@
+"""YAML rubrics with errors by line, and the shipped checks."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay.datasets import make_task
+from assay.errors import RubricError
+from assay.rubrics import NoGrade, checks, load_rubric
+from assay.rubrics.loading import rubric_schema
+
+TASK = make_task({"question": "?", "answer": "1,234.5"})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name: a\ncriteria:\n- name: x\n  wieght: 3\n  check: numeric\n", r"r\.yaml:4: unknown key 'wieght'.*Did you mean 'weight'"),
+        ("name: a\ncriteria:\n- {name: x, check: numerik}\n", r"r\.yaml:3: no check is called 'numerik'.*Did you mean 'numeric'"),
+        ("name: a\ncriteria:\n- {name: x, check: 'nowhere:f'}\n", r"r\.yaml:3: check 'nowhere:f' cannot be imported"),
+        ("name: a\ncriteria:\n- {name: x, check: numeric, with: {tolerence: 1}}\n", r"r\.yaml:3: .*cannot be called"),
+        ("name: a\ncriteria:\n- {name: x, check: numeric, weight: 0}\n", r"weight above 0"),
+        ("name: a\ncriteria:\n- {name: x, check: numeric, weight: .nan}\n", r"r\.yaml:3: .*weight"),
+        ("name: a\ncriteria:\n- name: x\n  check: numeric\n  essential: {cap: 3}\n", r"r\.yaml:5: .*cap"),
+        ("name: a\ncriteria:\n- {name: x, check: numeric, scope: middle}\n", r"'final' or 'step'"),
+        ("name: a\ncriteria:\n- {name: x, judge: 'ok?', scale: [a]}\n", r"at least two"),
+        ("name: a\ncriteria: []\n", r"r\.yaml:2: criteria"),
+        ("- 1\n", "a rubric is a mapping"),
+        ("name: [a\n", "not YAML"),
+        ("", "a rubric is a mapping"),
+    ],
+)
+def test_errors_name_file_line_and_what_is_valid(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "r.yaml").write_text(text)
+    with pytest.raises(RubricError, match=message):
+        load_rubric(tmp_path / "r.yaml")
+
+
+def test_a_rubric_may_bring_checks_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def polite(task, prediction, rollout, word='please'):\n    return word in prediction['answer']\n")
+    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: polite, check: 'mine.py:polite', with: {word: kindly}}\n")
+    rubric = load_rubric(tmp_path / "r.yaml")
+    assert rubric.score({"question": "?"}, {"answer": "kindly"}).value == 1.0
+    assert rubric.score({"question": "?"}, "please").value == 0.0
+
+
+@pytest.mark.parametrize("name", ["math_qa", "classify", "extract"])
+def test_the_shipped_rubrics_load(name: str) -> None:
+    assert load_rubric(name).name == name
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(RubricError, match="Did you mean 'math_qa'"):
+        load_rubric("mathqa")
+
+
+def test_the_schema_knows_every_key() -> None:
+    assert set(rubric_schema()["$defs"]["_CriterionFile"]["properties"]) >= {"name", "weight", "scope", "check", "with", "judge", "essential"}
+
+
+def test_judges_without_a_model_are_unscored(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: a, judge: 'Is it good?'}\n- {name: b, check: exact}\n")
+    result = load_rubric(tmp_path / "r.yaml").score({"question": "?", "answer": "x"}, "x")
+    assert (result.value, result.coverage) == (1.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("found", "grade"),
+    [("1234.5", 1), ("It is 1,234.5.", 1), ("#### 1234.50", 1), ("2469/2", 1), ("1234.6", 0), ("none", 0), ("", 0), (None, 0), (1234.5, 1)],
+)
+def test_numeric(found: Any, grade: int) -> None:
+    assert checks.numeric(TASK, {"answer": found}, None).value == grade
+
+
+def test_numeric_reads_gsm8k_answers() -> None:
+    task = make_task({"question": "?", "answer": "2 + 3 = <<2+3=5>>5\n#### 5"})
+    assert checks.numeric(task, {"answer": "so it is 5"}, None).value == 1
+
+
+@given(st.text())
+def test_numeric_never_raises_on_text(text: str) -> None:
+    assert checks.numeric(TASK, {"answer": text}, None).value in (0.0, 1.0)
+
+
+def test_a_check_with_nothing_to_look_at_gives_no_grade() -> None:
+    bare = make_task({"inputs": {"question": "?"}})
+    for check in (checks.exact, checks.numeric, checks.fields_match):
+        with pytest.raises(NoGrade):
+            check(bare, {"answer": "1"}, None)
+    with pytest.raises(NoGrade):
+        checks.tool_adoption(bare, {"answer": "1"}, None)
+
+
+def test_the_other_checks() -> None:
+    task = make_task({"text": "?", "label": "Red"})
+    assert checks.exact(task, {"label": " red "}, None).value == 1
+    assert checks.exact(task, {"label": "red"}, None, case=True).value == 0
+    assert checks.regex(task, {"answer": "ab1"}, None, pattern=r"[a-z]+\d").value == 1
+    assert checks.contains(task, {"answer": "blue and green"}, None, text=["green", "red"]).value == 0.5
+    assert checks.one_of(task, {"label": "RED"}, None, values=["red", "blue"]).value == 1
+    schema = {"type": "object", "required": ["a"]}
+    assert checks.json_schema(task, {"answer": '{"a": 1}'}, None, schema=schema, field="answer").value == 1
+    assert checks.json_schema(task, {"answer": "{"}, None, schema=schema, field="answer").value == 0
+    assert checks.length(task, {"answer": "one two three"}, None, max_tokens=2).value == 0.5
+    two = make_task({"inputs": {"text": "?"}, "expected": {"a": "1", "b": "2"}})
+    assert checks.fields_match(two, {"a": "1", "b": "3"}, None).value == 0.5
+    assert checks.fields_match(two, {"a": "1", "b": "3"}, None, all_or_nothing=True).value == 0

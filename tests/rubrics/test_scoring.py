@@ -1,0 +1,170 @@
+"""Scores, caps, NaN and coverage, with the arithmetic shown."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import dspy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay.errors import RubricError, Unscored
+from assay.rubrics import Criterion, Essential, Failed, Grade, JudgeSpec, NoGrade, Rubric
+from assay.traces import Rollout, ToolCall, Transition
+
+TASK = {"question": "2+2", "answer": "4"}
+
+
+def gives(value: Any) -> Callable[..., Any]:
+    def check(task: Any, prediction: Any, rollout: Any) -> Any:
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    return check
+
+
+def rubric(*entries: tuple[Any, ...]) -> Rubric:
+    """Entries: (weight, grade[, essential])."""
+    criteria = [
+        Criterion(name=f"c{i}", weight=entry[0], check=gives(entry[1]), essential=entry[2] if len(entry) > 2 else None)
+        for i, entry in enumerate(entries)
+    ]
+    return Rubric("r", criteria)
+
+
+def value(*entries: tuple[Any, ...]) -> float:
+    return rubric(*entries).score(TASK, {"answer": "x"}).value
+
+
+def test_weights_and_pitfalls() -> None:
+    assert value((4, 1.0), (1, 0.5)) == pytest.approx((4 * 1 + 1 * 0.5) / 5)  # 0.9
+    assert value((4, 0.5), (1, 1.0), (-1, 1.0)) == pytest.approx((4 * 0.5 + 1 - 1) / 5)  # pitfalls do not enter the divisor
+    assert value((1, 0.0), (-5, 1.0)) == 0.0  # -5 / 1, clipped
+
+
+def test_an_essential_criterion_caps_the_score() -> None:
+    essential = Essential(pass_at=1, cap=0.5)
+    assert value((1, 0.9, essential), (9, 1.0)) == 0.5  # (0.9 + 9) / 10 = 0.99, capped
+    assert value((1, 1.0, essential), (9, 1.0)) == 1.0
+    assert value((9, 0.0, essential), (1, 1.0)) == pytest.approx(0.1)  # a cap does not lift
+
+
+def test_unscored_criteria_leave_the_sum_and_are_counted() -> None:
+    result = rubric((4, math.nan), (1, 0.5), (2, None)).score(TASK, {"answer": "x"})
+    assert result.value == pytest.approx(0.5)  # 1 * 0.5 / 1
+    assert result.coverage == pytest.approx(1 / 3)
+    assert "c0 could not be decided" in result.feedback
+
+
+def test_an_unscored_essential_or_nothing_scored_is_nan() -> None:
+    assert math.isnan(value((1, math.nan, Essential()), (9, 1.0)))
+    assert math.isnan(value((1, math.nan), (2, None)))
+    assert math.isnan(value((1, None), (-1, 0.5)))  # only a pitfall scored: nothing to divide by
+
+
+@pytest.mark.parametrize("bad", [1.5, -0.1, math.inf, "high", ValueError("boom"), NoGrade("cannot see it")])
+def test_what_is_no_grade_is_never_a_number(bad: Any) -> None:
+    result = rubric((1, bad), (1, 1.0)).score(TASK, {"answer": "x"})
+    assert result.verdicts[0].grade is None
+    assert result.verdicts[0].reason
+    assert result.value == 1.0
+
+
+def test_an_unscored_criterion_is_judged_once_more() -> None:
+    tries = []
+
+    def check(task: Any, prediction: Any, rollout: Any) -> float:
+        tries.append(1)
+        return math.nan if len(tries) == 1 else 1.0
+
+    assert Rubric("r", [Criterion(name="c", check=check)]).score(TASK, {"answer": "x"}).value == 1.0
+    assert len(tries) == 2
+
+
+@pytest.mark.parametrize("prediction", [None, {}, dspy.Prediction(), Failed("no parse"), ValueError("raised")])
+def test_the_agents_own_failure_is_zero_with_a_flag(prediction: Any) -> None:
+    result = rubric((1, 1.0)).score(TASK, prediction)
+    assert result.value == 0.0
+    assert result.failed
+
+
+def test_a_failure_of_the_machinery_is_unscored() -> None:
+    result = rubric((1, 1.0)).score(TASK, Failed("server down", own=False))
+    assert math.isnan(result.value)
+    assert result.coverage == 0.0
+
+
+@given(st.lists(st.tuples(st.floats(-10, 10), st.one_of(st.none(), st.floats(0, 1))), min_size=1, max_size=8))
+def test_any_score_is_in_range_or_nan(entries: list[tuple[float, float | None]]) -> None:
+    if not any(weight > 0 for weight, _ in entries):
+        with pytest.raises(RubricError):
+            rubric(*entries)
+        return
+    score = value(*entries)
+    assert math.isnan(score) or 0 <= score <= 1
+
+
+def test_the_metric_is_a_number_a_bool_or_feedback_and_never_nan() -> None:
+    example = dspy.Example(question="2+2", answer="4").with_inputs("question")
+    scored, unscored = rubric((1, 0.5)), rubric((1, None))
+    assert scored.metric()(example, dspy.Prediction(answer="4")) == 0.5
+    assert scored.metric(threshold=0.6)(example, dspy.Prediction(answer="4"), trace=[]) is False
+    assert scored.metric(threshold=0.5)(example, dspy.Prediction(answer="4"), trace=[]) is True
+    told = scored.metric(feedback=True)(example, dspy.Prediction(answer="4"), None, "predict", [])
+    assert told.score == 0.5
+    assert "c0" in told.feedback
+    with pytest.raises(Unscored):
+        unscored.metric()(example, dspy.Prediction(answer="4"))
+
+
+def test_versions_follow_the_content() -> None:
+    assert rubric((1, 1.0)).version == rubric((1, 1.0)).version
+    assert rubric((1, 1.0)).version != rubric((2, 1.0)).version
+
+
+def test_step_rewards_are_capped_below_the_answer() -> None:
+    def ran(task: Any, prediction: Any, rollout: Any) -> Grade:
+        return Grade(value=1.0)
+
+    steps = Rubric("r", [Criterion(name="right", check=gives(1.0)), Criterion(name="ran", weight=0.05, scope="step", check=ran)])
+    rollout = Rollout(transitions=[Transition(t=t, model="m", request={}) for t in range(3)])
+    task = dspy.Example  # step checks of this test look at nothing
+    assert [sum(entry.values()) for entry in steps.step_rewards(task, rollout)] == [0.05, 0.05, 0.05]
+    rollout.transitions *= 20  # 60 steps of 0.05 would be 3.0
+    assert sum(sum(entry.values()) for entry in steps.step_rewards(task, rollout)) == pytest.approx(0.5)
+    assert steps.score(TASK, {"answer": "x"}, rollout).value == 1.0  # step criteria never enter the score
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Rubric("r", []), "at least one final criterion"),
+        (lambda: rubric((0, 1.0)), "weight above 0"),
+        (lambda: rubric((-1, 1.0)), "weight above 0"),
+        (lambda: Rubric("r", [Criterion(name="a", check=gives(1))] * 2), "more than one criterion called a"),
+        (lambda: Criterion(name="a"), "exactly one of check and judge"),
+        (lambda: Criterion(name="a b", check=gives(1)), "must be a word"),
+        (lambda: Criterion(name="a", weight=math.nan, check=gives(1)), "finite"),
+        (lambda: Criterion(name="a", check=gives(1), arguments={"x": 1}), "cannot be called"),
+        (lambda: Criterion(name="a", weight=-1, check=gives(1), essential=Essential()), "pitfall"),
+        (lambda: Essential(cap=2), "between 0 and 1"),
+        (lambda: JudgeSpec(text="?", scale=("only",)), "at least two"),
+    ],
+)
+def test_wrong_rubrics_are_refused_with_the_rule(build: Callable[[], Any], message: str) -> None:
+    with pytest.raises(RubricError, match=message):
+        build()
+
+
+def test_tools_are_seen_in_the_rollout_or_the_steps() -> None:
+    from assay.rubrics import load_rubric
+
+    shipped = load_rubric("math_qa")
+    used = Rollout(transitions=[Transition(t=0, model="m", request={}, tools=[ToolCall(name="calculator", arguments={}, result="4")])])
+    assert shipped.score(TASK, {"answer": "4"}, used).value == 1.0
+    assert shipped.score(TASK, {"answer": "4", "steps": []}).value == pytest.approx(4 / 5)  # right, without the tool
+    wrong = shipped.score(TASK, {"answer": "5"}, used)  # (0 + 1) / 5 = 0.2, under the cap of 0.5
+    assert wrong.value == pytest.approx(0.2)
+    assert wrong.capped_by == ("correct",)
