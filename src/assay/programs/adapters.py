@@ -41,7 +41,8 @@ def output_schema(signature: Any) -> dict[str, Any] | None:
             return None
         fields[name] = (field.annotation, field)
     try:
-        found: dict[str, Any] = pydantic.create_model("Outputs", **fields).model_json_schema()
+        model: Any = pydantic.create_model("Outputs", **fields)
+        found: dict[str, Any] = model.model_json_schema()
     except (pydantic.PydanticInvalidForJsonSchema, pydantic.PydanticSchemaGenerationError):
         return None
     return _closed(found)

@@ -1,0 +1,53 @@
+"""`assay.optimizers.evaluate` with recording, store and rubric against bare `dspy.Evaluate`: same engine, metric, tasks.
+
+Runs of both are interleaved; the response cache is off, so every call is asked. Prints the ratio of the medians.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import dspy
+
+from assay.datasets import load_tasks
+from assay.models import Meter, get_lm
+from assay.optimizers import Session, Student, evaluate
+from assay.optimizers.teleprompters import to_examples
+from assay.programs import AgentParameters, MathQA
+from assay.rubrics import load_rubric
+from assay.traces import Recorder, Store
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--tasks", type=int, default=12)
+parser.add_argument("--rounds", type=int, default=5)
+arguments = parser.parse_args()
+
+tasks = load_tasks(f"arithmetic:size={arguments.tasks}")
+rubric = load_rubric("math_qa")
+program = MathQA(AgentParameters(temperature=0.1), adapter="lean")
+plain = get_lm("embedded/smollm2-135m", seed=0)
+
+with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "s.db") as store:
+    recorder, meter = Recorder(store), Meter()
+    recorded = get_lm("embedded/smollm2-135m", seed=0, meter=meter, observers=[recorder.observe])
+    session = Session(recorded, rubric, recorder, meter, "math_qa", threads=1)
+    student, examples = Student(program, session), to_examples(tasks)
+
+    def bare() -> float:
+        start = time.perf_counter()
+        with dspy.context(lm=plain):
+            dspy.Evaluate(devset=examples, metric=rubric.metric(), num_threads=1, display_progress=False)(program)
+        return time.perf_counter() - start
+
+    def ours() -> float:
+        start = time.perf_counter()
+        evaluate(student, tasks, session)
+        return time.perf_counter() - start
+
+    bare(), ours()  # both warm the engine's prompt prefixes
+    pairs = [(bare(), ours()) for _ in range(arguments.rounds)]
+    base, with_recording = (statistics.median(column) for column in zip(*pairs, strict=True))
+    print(json.dumps({"dspy_s": base, "assay_s": with_recording, "ratio": with_recording / base, "pairs": pairs}))
