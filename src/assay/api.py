@@ -382,6 +382,7 @@ def evaluate(
         need=(split,),
     ) as job:
         tasks = job.splits.unseal() if split == "test" else getattr(job.splits, split)
-        with job.session.phase("evaluate", split):
+        job.session.know(tasks, split)
+        with job.session.phase("evaluate"):
             evaluation = run_evaluation(job.student, tasks, job.session, name=f"evaluate: {split}")
     return EvaluationReport(evaluation, job.session.meter, split)

@@ -160,6 +160,16 @@ def test_the_same_run_replays_from_the_cache(tmp_path: Path) -> None:
     assert second["artifact"] != first["artifact"]
 
 
+def test_rollouts_carry_the_split_of_their_task(tmp_path: Path) -> None:
+    compile_it("auto", tmp_path)
+    splits = load_splits(DATA, inputs=["question"], limits={"train": 24, "val": 18, "gate": 12, "test": 12})
+    splits.unseal()
+    where = {task.id: name for name in ("train", "val", "gate", "test") for task in getattr(splits, name)}
+    with assay.Store(tmp_path / ".assay" / "a.db") as store:
+        found = {(rollout.split, where[rollout.task_id]) for rollout in store.rollouts() if rollout.source == "program"}
+    assert found == {(name, name) for name in ("train", "val", "gate", "test")}
+
+
 def test_nothing_reads_the_test_split_before_the_report() -> None:
     splits = load_splits(DATA)
     with pytest.raises(SealedSplit):

@@ -21,6 +21,7 @@ __all__ = ["LINES", "LlamaBackend", "lines_grammar", "server_url"]
 
 LINES = "x-assay-lines"  # schema keyword: one `name: value` line a property, in order
 _SLOTS = 8  # more than the calls that run at once: each predictor of a program keeps its own prompt prefix
+_PROMPT_CACHE_MIB = 256  # prompts kept in memory beside the slots; the default of 8 GiB grows until it is full
 _CONTEXT = 16384  # tokens over all slots, shared; 22 kB of cache a token for SmolLM2-135M
 
 _servers: dict[Path, Any] = {}
@@ -73,6 +74,7 @@ def _server(path: Path) -> Any:
             params.n_ctx, params.n_parallel, params.kv_unified = _CONTEXT, _SLOTS, True
             params.cpuparams.n_threads = params.cpuparams_batch.n_threads = idle_threads()
             params.cpuparams.poll = params.cpuparams_batch.poll = 0  # sleep, do not spin: spinning starves busy machines
+            params.cache_ram_mib = _PROMPT_CACHE_MIB
             params.verbosity = -1
             try:
                 _servers[path] = xllamacpp.Server(params)

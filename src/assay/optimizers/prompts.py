@@ -74,12 +74,13 @@ def compile_prompts(student: Student, splits: Splits, session: Session, config: 
         Cancelled: the user stopped the run; its state is kept for `--resume`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    session.know(splits.train + splits.val + splits.gate)
+    for split in ("train", "val", "gate"):
+        session.know(getattr(splits, split), split)
     search = _Search(student, splits, session, config, folder)
     stopped: str | None = None
     with open(folder / "dspy.log", "a") as log, repaired_dspy(log, session.seed):
         try:
-            with session.phase("search", "val"):
+            with session.phase("search"):
                 search.run()
         except BudgetExceeded as cap:
             stopped = str(cap)
@@ -102,7 +103,7 @@ def _decide(outcome: CompileOutcome, splits: Splits, session: Session) -> None:
     if outcome.compiled is outcome.baseline:
         outcome.notes.append("nothing beat the plain program on val; it stays as it is")
         return
-    with session.phase("gate", "gate"):
+    with session.phase("gate"):
         before = evaluate(outcome.baseline, splits.gate, session, name="gate: baseline")
         after = evaluate(outcome.compiled, splits.gate, session, name="gate: compiled")
     outcome.gate = paired_gain(before.scores, after.scores)
@@ -112,7 +113,8 @@ def _decide(outcome: CompileOutcome, splits: Splits, session: Session) -> None:
 def _report(outcome: CompileOutcome, splits: Splits, session: Session) -> None:
     """The sealed test split, opened here and only here: baseline and result together."""
     tasks = splits.unseal()
-    with session.phase("test", "test"):
+    session.know(tasks, "test")
+    with session.phase("test"):
         outcome.test_baseline = evaluate(outcome.baseline, tasks, session, name="test: baseline")
         if outcome.compiled is outcome.baseline:
             outcome.test_compiled = outcome.test_baseline

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,29 +46,31 @@ class Session:
     program_version: str = ""
     seed: int = 0
     threads: int = 4
-    split: str = ""
     progress: Progress = field(default_factory=Progress)
     tasks: dict[str, Task] = field(default_factory=dict)
+    split_of: dict[str, str] = field(default_factory=dict)
     prompt_lm: LanguageModel | None = None  # proposes prompts; the program's own model where None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __deepcopy__(self, memo: object) -> "Session":
         return self
 
-    def know(self, tasks: list[Task]) -> None:
-        """Makes tasks known by their inputs, so that a run inside a teleprompter finds its task."""
-        self.tasks.update({task.content_hash: task for task in tasks})
+    def know(self, tasks: Sequence[Task], split: str | None = None) -> None:
+        """Makes tasks known by their inputs, so that a run inside a teleprompter finds its task and its split."""
+        for task in tasks:
+            self.tasks[task.content_hash] = task
+            if split is not None:
+                self.split_of[task.content_hash] = split
 
     @contextmanager
-    def phase(self, name: str, split: str) -> Iterator[None]:
+    def phase(self, name: str) -> Iterator[None]:
         """Counts and labels what runs inside."""
-        before = self.recorder.phase, self.split
-        self.recorder.phase, self.split = name, split
+        before, self.recorder.phase = self.recorder.phase, name
         try:
             with self.meter.during(name):
                 yield
         finally:
-            self.recorder.phase, self.split = before
+            self.recorder.phase = before
 
     @contextmanager
     def context(self) -> Iterator[None]:
@@ -122,16 +124,17 @@ class Student(dspy.Module):  # type: ignore[misc]
         return {"adapter": program.adapter if isinstance(program, Agent) else self.adapter, "parameters": parameters}
 
     def forward(self, **inputs: Any) -> dspy.Prediction:
-        session, task = self.session, self.session.tasks.get(content_hash(inputs))
+        session, digest = self.session, content_hash(inputs)
+        task = session.tasks.get(digest)
         rollout = Rollout(
-            task_id=task.id if task else content_hash(inputs)[:16],
+            task_id=task.id if task else digest[:16],
             task_type=task.task_type if task else "default",
             program=session.program_name,
             program_version=session.program_version,
             parameters=self.settings["parameters"],
             model=session.lm.model,
             seed=session.seed,
-            split=session.split,
+            split=session.split_of.get(digest, ""),
             sample=self.sample or 0,
             inputs=inputs,
         )
