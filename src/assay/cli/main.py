@@ -55,7 +55,7 @@ def _terminate(signum: int, frame: Any) -> None:
 
 def main() -> None:
     """Entry point."""
-    from assay.errors import AssayError, ConfigError, DataError, ParameterError, ProgramError, RubricError, StopRun
+    from assay.errors import AssayError, BudgetExceeded, ConfigError, DataError, ParameterError, ProgramError, RubricError, StopRun
 
     signal.signal(signal.SIGTERM, _terminate)
     wrong_usage = (ConfigError, DataError, ParameterError, ProgramError, RubricError)
@@ -64,17 +64,16 @@ def main() -> None:
         group(standalone_mode=False)
     except click.exceptions.Exit as error:
         code = error.exit_code
-    except click.Abort:
-        code = 130
     except click.ClickException as error:
         error.show()
         code = error.exit_code
     except AssayError as error:
         print(f"assay: {error}", file=sys.stderr)
         code = 2 if isinstance(error, wrong_usage) else 1
-    except (StopRun, KeyboardInterrupt) as error:
-        print(f"assay: stopped: {error or 'by the user'}. What was found so far is kept; --resume goes on from here.", file=sys.stderr)
-        code = 130 if not isinstance(error, StopRun) or type(error).__name__ == "Cancelled" else 1
+    except (StopRun, KeyboardInterrupt, click.Abort) as error:
+        why = str(error) if isinstance(error, StopRun) else "by the user"
+        print(f"assay: stopped: {why}. What was found so far is kept; --resume goes on from here.", file=sys.stderr)
+        code = 1 if isinstance(error, BudgetExceeded) else 130
     except BrokenPipeError:
         code = 0
     _leave(code)

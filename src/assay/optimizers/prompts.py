@@ -12,7 +12,7 @@ from typing import Any
 
 from assay.datasets import Splits, Task
 from assay.errors import BudgetExceeded, ConfigError, StopRun
-from assay.optimizers.demonstrations import choose, explore, with_demos
+from assay.optimizers.demonstrations import Demonstration, choose, explore, with_demos
 from assay.optimizers.evaluation import Evaluation, evaluate
 from assay.optimizers.racing import Candidate, race
 from assay.optimizers.repairs import repaired_dspy
@@ -170,32 +170,45 @@ class _Search:
             self.session.progress.say(f"{name} failed: {type(error).__name__}: {str(error)[:200]}")
 
     def _auto(self) -> None:
-        """Cheapest first: demonstrations from exploring, then, where the budget carries them, proposals by reflection."""
-        session, config = self.session, self.config
+        """Cheapest first: demonstrations from labels or exploring, then, where the budget carries them, reflection."""
+        session = self.session
         adapters, left = auto_adapters(self.student), session.meter.search_calls_left()
-        found = explore(
-            self.student, self.splits.train, session, adapters=adapters, want=3 * config.demos,
-            max_calls=0.25 * left if math.isfinite(left) else 10 * _REFLECTIVE, threshold=config.threshold,
-        )  # fmt: skip
-        self.explored = found.variants
-        first = found.adapter or adapters[0]
-        pool = found.demonstrations
-        session.progress.say(f"explored: {len(pool)} successes to learn from" + (f", best with the {first} adapter" if pool else ""))
-        if pool:
-            for name, adapter, k, diverse in (
-                (f"{config.demos} diverse demos, {first}", first, config.demos, True),
-                (f"{2 * config.demos} diverse demos, {first}", first, 2 * config.demos, True),
-                (f"{config.demos} random demos, {first}", first, config.demos, False),
-            ):
-                chosen = choose(pool, k, seed=session.seed, diverse=diverse)
-                self.candidates.append(Candidate(name, with_demos(self.student, chosen, adapter=adapter)))
-        if self._labels_fit():
-            self._propose("labeled", self._proposal(adapters[0]))
+        first = self._from_labels(adapters) if self._labels_fit() else self._from_exploring(adapters, left)
         self._race(len(self.val) if left > _REFLECTIVE else 4 * _BLOCK)
         if session.meter.search_calls_left() > _REFLECTIVE:
             for name in ("bootstrap-search", "mipro", *(["gepa"] if session.prompt_lm is not None else [])):
                 self._propose(name, self._proposal(first))
             self._race(len(self.val))
+
+    def _from_labels(self, adapters: list[str]) -> str:
+        """The data's own answers as demonstrations: they cost no call."""
+        name = self.student.program.named_predictors()[0][0]
+        train = self.splits.train
+        pool = [Demonstration(task, ((name, dict(task.inputs), dict(task.expected)),), 1.0) for task in train]
+        for adapter in adapters:
+            self._add(pool, 2 * self.config.demos, adapter, diverse=True, what="labels")
+        self._add(pool, 4 * self.config.demos, adapters[-1], diverse=True, what="labels")
+        self._add(pool, 2 * self.config.demos, adapters[-1], diverse=False, what="labels")
+        return adapters[0]
+
+    def _from_exploring(self, adapters: list[str], left: float) -> str:
+        """The successes of the program's variants on train as demonstrations, under the adapter that succeeds most."""
+        demos, session = self.config.demos, self.session
+        found = explore(
+            self.student, self.splits.train, session, adapters=adapters, want=3 * demos,
+            max_calls=0.25 * left if math.isfinite(left) else 10 * _REFLECTIVE, threshold=self.config.threshold,
+        )  # fmt: skip
+        self.explored = found.variants
+        first, pool = found.adapter or adapters[0], found.demonstrations
+        session.progress.say(f"explored: {len(pool)} successes to learn from" + (f", best with the {first} adapter" if pool else ""))
+        for k, diverse in ((demos, True), (2 * demos, True), (demos, False)) if pool else ():
+            self._add(pool, k, first, diverse=diverse, what="demos")
+        return first
+
+    def _add(self, pool: list[Demonstration], k: int, adapter: str, *, diverse: bool, what: str) -> None:
+        chosen = choose(pool, k, seed=self.session.seed, diverse=diverse)
+        name = f"{len(chosen)} {'diverse' if diverse else 'random'} {what}, {adapter}"
+        self.candidates.append(Candidate(name, with_demos(self.student, chosen, adapter=adapter)))
 
     def _proposal(self, adapter: str) -> Proposal:
         student = with_demos(self.student, [], adapter=adapter)
