@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from assay import __version__
 from assay.datasets import SPLITS, Splits, load_splits
 from assay.deployment import Artifact, load_artifact, save_artifact
-from assay.deployment.artifact import is_artifact
+from assay.deployment.artifact import is_artifact, runnable
 from assay.errors import BudgetExceeded, Cancelled, ConfigError
 from assay.judges import resolver
 from assay.models import Caps, Meter, ResponseCache, get_lm, with_recording
@@ -44,6 +44,7 @@ class RunConfig:
     program: str
     rubric: str
     data: str
+    kind: str = "compile"
     model: str = DEFAULT_MODEL
     judge_model: str | None = None
     reflection_model: str | None = None
@@ -67,14 +68,16 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads={self.threads!r} must be at least 1")
+        if small := {name: size for name, size in self.sizes.items() if size < 1}:
+            raise ConfigError(f"sizes {small} must be at least 1")
         if unknown := sorted(set(self.sizes) - set(SPLITS)):
             raise ConfigError(f"sizes names {unknown}; the splits are {', '.join(SPLITS)}")
 
     @property
     def key(self) -> str:
         """12 hex digits that are the same for the same job, whatever its caps and threads."""
-        job = {k: v for k, v in asdict(self).items() if not k.startswith("max_") and k not in ("threads", "cache")}
-        return hashlib.sha256(json.dumps(job, sort_keys=True, default=str).encode()).hexdigest()[:12]
+        whole = {k: v for k, v in asdict(self).items() if not k.startswith("max_") and k not in ("threads", "cache")}
+        return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 @dataclass
@@ -90,7 +93,7 @@ class CompileReport:
 
     @property
     def program(self) -> dspy.Module:
-        return load_artifact(self.artifact).runnable()
+        return runnable(self.outcome.compiled.program, self.outcome.compiled.settings)
 
     def to_dict(self) -> dict[str, Any]:
         usage, search, outcome = self.meter.usage, self.meter.of("search"), self.outcome
@@ -141,9 +144,13 @@ def load_rubric(source: str | Path | Rubric, *, judge_lm: dspy.LM | None = None)
     return rubric.with_resolver(resolver(judge_lm)) if judge_lm is not None and rubric.resolver is None else rubric
 
 
-def load(path: str | Path) -> dspy.Module:
-    """The compiled program of an artifact, with its adapter and parameters: `assay.load(path)(question=…)`."""
-    return load_artifact(path).runnable()
+def load(path: str | Path, *, program: dspy.Module | None = None) -> dspy.Module:
+    """The compiled program of an artifact, with its adapter and parameters: `assay.load(path)(question=…)`.
+
+    Args:
+        program: an uncompiled instance to load into, for programs that cannot be built from their name alone.
+    """
+    return load_artifact(path, program=program).runnable()
 
 
 @dataclass
@@ -158,6 +165,7 @@ class _Job:
     session: Session
     store: Store
     artifact: Artifact | None
+    status: str = "done"
 
 
 @contextmanager
@@ -174,6 +182,11 @@ def _open(
     splits = load_splits(config.data, inputs=inputs, rename=config.rename, salt=config.salt, limits=config.sizes, need=need)
     if program is None:
         program = artifact.program if artifact else load_program(name, tasks=splits.train + splits.val)
+    if artifact is not None and artifact.manifest["data"]["salt"] != config.salt and kind == "compile":
+        raise ConfigError(
+            f"salt={config.salt!r} is not the artifact's {artifact.manifest['data']['salt']!r}: what it was compiled on would fall into "
+            "the new test split. Use the artifact's salt"
+        )
     opened = Store(store)
     lock = FileLock(home / "runs" / f"{config.key}.lock")
     try:
@@ -191,7 +204,7 @@ def _open(
         shared: dict[str, Any] = {"cache": cache, "meter": meter, "observers": [recorder.observe]}
         client: dict[str, Any] = {"api_base": config.api_base} if config.api_base else {}
         model = with_recording(lm, **shared) if lm is not None else get_lm(config.model, seed=config.seed, **shared, **client)
-        judge = get_lm(config.judge_model or config.model, temperature=0.1, **shared) if checked.needs_judge and lm is None else model
+        judge = get_lm(config.judge_model, temperature=0.1, seed=config.seed, **shared) if config.judge_model else model.copy(temperature=0.1)
         reflection = get_lm(config.reflection_model, temperature=1.0, max_tokens=4096, **shared) if config.reflection_model else None
         session = Session(
             lm=model, rubric=load_rubric(checked, judge_lm=judge), recorder=recorder, meter=meter, program_name=name,
@@ -201,8 +214,9 @@ def _open(
         student = Student(program, session, adapter=config.adapter or settings["adapter"])
         student.set_parameters({**settings["parameters"], **config.parameters})
         opened.put_run(run_id, kind=kind, config=asdict(config), status="running", started_at=started)
-        yield _Job(config, home / "runs" / run_id, run_id, splits, student, session, opened, artifact)
-        status = "done"
+        job = _Job(config, home / "runs" / run_id, run_id, splits, student, session, opened, artifact)
+        yield job
+        status = job.status
     except (Cancelled, KeyboardInterrupt, BudgetExceeded):
         status = "stopped"
         raise
@@ -282,8 +296,11 @@ def compile(
         lm=lm,
     ) as job:
         _announce(job, shown, config)
+        job.status = "stopped"  # until all of it is done
         outcome = compile_prompts(job.student, job.splits, job.session, check, folder=job.folder)
         report = CompileReport(Path(), outcome, job.session.meter, config, job.session.recorder.unseen, job.store.dropped)
+        if outcome.stopped is None:
+            job.status = "done"
         report.artifact = _save(job, report, Path(out) if out else _home(store) / "artifacts" / _artifact_name(job, config))
     return report
 
@@ -366,6 +383,9 @@ def evaluate(
     name = program if isinstance(program, str) else f"{type(program).__module__}:{type(program).__qualname__}"
     if lm is not None:
         options["model"] = lm.model
+    if given is None and lm is None and options.get("model") is None and is_artifact(name):
+        options["model"] = load_artifact(name).manifest["model"]
+    options = {"kind": "evaluate", **{key: value for key, value in options.items() if value is not None}}
     config = RunConfig(program=name, rubric=rubric.name if isinstance(rubric, Rubric) else str(rubric), data=data, **options)
     caps = Caps(calls=config.max_calls, tokens=config.max_tokens, cost_usd=config.max_cost_usd)
     shown = progress or Progress()

@@ -70,7 +70,7 @@ def test_auto_finds_demonstrations_where_the_plain_program_never_succeeds(tmp_pa
     assert data["test"]["compiled"]["score"] == 1.0
     assert data["test"]["compiled"]["criteria"]["tool_adoption"] == 1.0
     assert data["replaces"]
-    assert data["test"]["gain"] == {"mean": 1.0, "low": 1.0, "high": 1.0, "n": 12}
+    assert data["test"]["gain"] == {"mean": 1.0, "low": 0.5, "high": 1.0, "n": 12}  # rule of three: 1 - 3 / 12 * (1 - -1)
     assert 0 < data["search_calls"] <= 300
     assert data["unseen_calls"] == data["rows_not_stored"] == 0
 
@@ -227,7 +227,7 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
         differences = {str(i): rng.choice([-1.0, 0.0, 0.0, 1.0, 1.0]) for i in range(40)}  # mean 0.2
         gain = paired_gain(dict.fromkeys(differences, 0.0), differences)
         held += gain.low <= 0.2 <= gain.high
-    assert held >= 88
+    assert held >= 90
 
 
 def test_failed_runs_do_not_end_an_evaluation_after_ten() -> None:

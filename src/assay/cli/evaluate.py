@@ -19,6 +19,8 @@ def command(program: str, **values: Any) -> None:
     from assay import api
 
     as_json, store, split, size = keep(values, "as_json", "store", "split", "size")
+    if click.get_current_context().get_parameter_source("model").name != "COMMANDLINE":  # type: ignore[union-attr]
+        values["model"] = None  # an artifact brings its own
     sizes = {split: size} if size is not None else {}
     report = api.evaluate(program, split=split, store=store, progress=Console(), sizes=sizes, **run_config(values))  # type: ignore[arg-type]
     data = report.to_dict()

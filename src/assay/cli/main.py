@@ -1,6 +1,7 @@
 """`assay`: the group, its lazily loaded commands, and how errors end it: 2 for wrong usage, 1 for a failure."""
 
 import importlib
+import os
 import signal
 import sys
 from typing import Any
@@ -72,17 +73,20 @@ def main() -> None:
         code = 2 if isinstance(error, wrong_usage) else 1
     except (StopRun, KeyboardInterrupt, click.Abort) as error:
         why = str(error) if isinstance(error, StopRun) else "by the user"
-        print(f"assay: stopped: {why}. What was found so far is kept; --resume goes on from here.", file=sys.stderr)
+        print(f"assay: stopped: {why}. What was found so far is kept; compile --resume goes on from here.", file=sys.stderr)
         code = 1 if isinstance(error, BudgetExceeded) else 130
     except BrokenPipeError:
         code = 0
+    except Exception as error:
+        if os.environ.get("ASSAY_DEBUG"):
+            raise
+        print(f"assay: {type(error).__name__}: {error} (ASSAY_DEBUG=1 shows where)", file=sys.stderr)
+        code = 1
     _leave(code)
 
 
 def _leave(code: int) -> None:
     """Ends at once: worker threads may still wait for a model that nobody listens to any more."""
-    import os
-
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

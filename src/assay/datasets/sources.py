@@ -103,7 +103,7 @@ def _parquet(path: Path) -> Iterator[Row]:
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{path}:row {number}", row
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a Parquet file that can be read ({error})") from None
 
 
@@ -124,7 +124,10 @@ def _hub(rest: str) -> Iterator[Row]:
 
 
 def _options(text: str, allowed: Iterable[str], spec: str) -> dict[str, str]:
-    options = dict(parse_qsl(text.replace("+", "%2B"), keep_blank_values=True, strict_parsing=bool(text)))
+    try:
+        options = dict(parse_qsl(text.replace("+", "%2B"), keep_blank_values=True, strict_parsing=bool(text)))
+    except ValueError:
+        raise DataError(f"{spec}: {text!r} is not NAME=VALUE&NAME=VALUE") from None
     if unknown := sorted(options.keys() - set(allowed)):
         raise DataError(f"{spec}: unknown option {unknown}; there are {sorted(allowed)}")
     return options

@@ -14,7 +14,7 @@ import dspy
 
 from assay.errors import ArtifactError, ProgramError
 from assay.programs import Agent, AgentParameters, load_program
-from assay.programs.compose import Configured, EnsembleProgram, NearestDemos
+from assay.programs.compose import Configured, EnsembleProgram, NearestDemos, is_agent
 
 __all__ = ["FORMAT", "Artifact", "load_artifact", "save_artifact"]
 
@@ -36,9 +36,14 @@ class Artifact:
 
     def runnable(self) -> dspy.Module:
         """The program with the adapter and temperature it was compiled with."""
-        if isinstance(self.program, Agent):
-            return self.program
-        return Configured(self.program, self.settings["adapter"], self.settings["parameters"].get("temperature"))
+        return runnable(self.program, self.settings)
+
+
+def runnable(program: dspy.Module, settings: dict[str, Any]) -> dspy.Module:
+    """The program under its settings: an Agent has them itself, a plain module is wrapped."""
+    if is_agent(program):
+        return program
+    return Configured(program, settings["adapter"], settings["parameters"].get("temperature"))
 
 
 def _state(program: dspy.Module) -> dict[str, Any]:
@@ -52,12 +57,12 @@ def _state(program: dspy.Module) -> dict[str, Any]:
     return {"kind": "program", "state": plain.dump_state()}
 
 
-def _restore(name: str, config: dict[str, Any], state: dict[str, Any]) -> dspy.Module:
+def _restore(name: str, config: dict[str, Any], state: dict[str, Any], fresh: dspy.Module | None) -> dspy.Module:
     if state["kind"] == "nearest":
-        return NearestDemos(_restore(name, config, state["inner"]), state["pool"], k=state["k"])
+        return NearestDemos(_restore(name, config, state["inner"], fresh), state["pool"], k=state["k"])
     if state["kind"] == "ensemble":
-        return EnsembleProgram([_restore(name, config, member) for member in state["members"]])
-    program = load_program(name, config=config)
+        return EnsembleProgram([_restore(name, config, member, fresh) for member in state["members"]])
+    program = load_program(name, config=config) if fresh is None else copy.deepcopy(fresh)
     program.load_state(state["state"])
     return program
 
@@ -115,8 +120,8 @@ def is_artifact(path: str | Path) -> bool:
     return (Path(path) / "manifest.json").is_file()
 
 
-def load_artifact(path: str | Path) -> Artifact:
-    """Loads an artifact after checking it whole.
+def load_artifact(path: str | Path, *, program: dspy.Module | None = None) -> Artifact:
+    """Loads an artifact after checking it whole; into `program` where it cannot be built from its name alone.
 
     Raises:
         ArtifactError: no artifact there, of a newer format, a file missing or changed since it was written, or its
@@ -140,9 +145,9 @@ def load_artifact(path: str | Path) -> Artifact:
                 "a changed program is no longer the one that was measured"
             )
     try:
-        program = _restore(manifest["program"], manifest["config"], _read_json(folder / "program.json", folder))
+        program = _restore(manifest["program"], manifest["config"], _read_json(folder / "program.json", folder), program)
         settings = manifest["settings"]
-        if isinstance(program, Agent):
+        if is_agent(program):
             program.parameters, program.adapter = AgentParameters.of(settings["parameters"]), settings["adapter"]
     except ProgramError:
         raise

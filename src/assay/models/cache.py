@@ -29,11 +29,20 @@ class ResponseCache:
         self._lock = threading.Lock()
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-        self._db = sqlite3.connect(path or ":memory:", check_same_thread=False, isolation_level=None, timeout=30)
+        try:
+            self._db = self._connect(path)
+        except sqlite3.Error:  # a damaged or unwritable file: this run keeps its answers in memory
+            self.write_errors += 1
+            self._db = self._connect(None)
+
+    @staticmethod
+    def _connect(path: Path | None) -> sqlite3.Connection:
+        db = sqlite3.connect(path or ":memory:", check_same_thread=False, isolation_level=None, timeout=30)
         if path is not None:
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=OFF")
-        self._db.execute("CREATE TABLE IF NOT EXISTS responses (key TEXT PRIMARY KEY, response TEXT NOT NULL) WITHOUT ROWID")
+            db.execute("PRAGMA journal_mode=WAL")
+            db.execute("PRAGMA synchronous=OFF")
+        db.execute("CREATE TABLE IF NOT EXISTS responses (key TEXT PRIMARY KEY, response TEXT NOT NULL) WITHOUT ROWID")
+        return db
 
     def __deepcopy__(self, memo: object) -> "ResponseCache":
         return self
@@ -46,13 +55,11 @@ class ResponseCache:
 
     def get(self, key: str) -> dict[str, Any] | None:
         """The stored record, or None."""
-        with self._lock:
-            row = self._db.execute("SELECT response FROM responses WHERE key = ?", (key,)).fetchone()
-        if row is None:
-            return None
         try:
-            record = json.loads(row[0])
-        except json.JSONDecodeError:
+            with self._lock:
+                row = self._db.execute("SELECT response FROM responses WHERE key = ?", (key,)).fetchone()
+            record = None if row is None else json.loads(row[0])
+        except (sqlite3.Error, json.JSONDecodeError):
             return None
         return record if isinstance(record, dict) else None
 

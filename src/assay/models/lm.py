@@ -56,6 +56,8 @@ class HostedBackend:
         for key in ("temperature", "max_tokens", "max_completion_tokens", "rollout_id", "seed"):
             self.lm.kwargs.pop(key, None)  # generation settings come with each request
         self.lm.kwargs.setdefault("timeout", _DEFAULT_TIMEOUT_S)
+        # another server may serve other weights under the same name
+        self.address = str(self.lm.kwargs.get("api_base") or self.lm.kwargs.get("base_url") or "")
 
     @property
     def supports_function_calling(self) -> bool:
@@ -111,7 +113,9 @@ class RecordingEngine:
         asked, sample, started = request_to_dict(request), _sample.get(), time.time()
         key = ""
         if self.cache is not None:
-            key = self.cache.key(asked, weights=self.backend.weights, adapters=self.backend.adapters, sample=sample)
+            key = self.cache.key(
+                asked, weights=self.backend.weights or getattr(self.backend, "address", ""), adapters=self.backend.adapters, sample=sample
+            )
             if (record := self.cache.get(key)) is not None:
                 response = response_from_dict(record["response"])
                 self.meter.hit()

@@ -56,6 +56,7 @@ class Meter:
         self._lock = threading.Lock()
         self._in_flight = 0
         self._cancelled = False
+        self._asked: dict[str, int] = {}
 
     def __deepcopy__(self, memo: object) -> "Meter":
         return self
@@ -89,13 +90,20 @@ class Meter:
         self._cancelled = True
 
     def search_calls_left(self) -> float:
-        """Calls that the search may still make; infinite without a cap."""
+        """Calls that the search may still make, cached ones included; infinite without a cap."""
         left = float("inf")
         if self.caps.search_calls is not None:
-            left = min(left, self.caps.search_calls - self.of("search").calls)
+            left = min(left, self.caps.search_calls - self.asked("search"))
         if self.caps.calls is not None:
-            left = min(left, self.caps.calls - self.usage.calls)
+            left = min(left, self.caps.calls - sum(self._asked.values()))
         return left
+
+    def asked(self, phase: str) -> int:
+        """Calls that a phase made in this process, answered by the model or by the cache.
+
+        A search decides by this, not by what it was billed: so it takes the same turns when it is replayed.
+        """
+        return self._asked.get(phase, 0)
 
     def reserve(self) -> None:
         """Called before each call to a model.
@@ -119,6 +127,7 @@ class Meter:
                 if cap is not None and value >= cap:
                     raise BudgetExceeded(f"the cap of {cap:g} {what} is reached")
             self._in_flight += 1
+            self._asked[self.phase] = self._asked.get(self.phase, 0) + 1
 
     def settle(self, *, prompt_tokens: int | None, completion_tokens: int | None, cost_usd: float | None, failed: bool) -> None:
         """Called once after each reserved call, whether it answered or failed."""
@@ -139,3 +148,4 @@ class Meter:
         usage = self.of(self.phase)
         with self._lock:
             usage.cached += 1
+            self._asked[self.phase] = self._asked.get(self.phase, 0) + 1

@@ -1,6 +1,7 @@
 """Demonstrations: how a teacher's successes are found when the plain program has none, and which of them are shown."""
 
 import copy
+import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -18,16 +19,21 @@ from assay.programs import ToolAgent
 __all__ = ["Demonstration", "Exploration", "choose", "explore", "shape", "with_demos"]
 
 _BATCH = 4
-_HOT = 1.0  # temperature of a second try
+_HOT = 1.0  # temperature of a further try
+_TRIES = 4  # of one task
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """One successful run: its task and, in order, what each predictor was given and gave."""
+    """One successful run: its task and, in order, what each predictor was given and gave.
+
+    `failures` is how often the task failed before: what failed at first is what the plain program gets wrong.
+    """
 
     task: Task
     steps: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...]
     score: float
+    failures: int = 0
 
 
 @dataclass
@@ -86,16 +92,16 @@ def explore(
 ) -> Exploration:
     """Runs variants of the program on training tasks until `want` successes are found or `max_calls` are made.
 
-    Variants that succeed are tried more often; tasks that fail come back once, at a higher temperature, so that the
-    successes do not only show what is easy.
+    Variants that succeed are tried more often; tasks that fail come back up to three times, at a higher temperature, so
+    that the successes do not only show what is easy.
     """
     variants, found = teacher_variants(student, adapters), dict[str, Demonstration]()
     queue = [(task, 0) for task in tasks]
     random.Random(session.seed).shuffle(queue)
-    start = session.meter.of("search").calls
+    start = session.meter.asked("search")
     exploration = Exploration()
     with session.progress.bar("explore", want) as advance:
-        while queue and len(found) < want and session.meter.of("search").calls - start < max_calls:
+        while queue and len(found) < want and session.meter.asked("search") - start < max_calls:
             variant = max(variants, key=lambda v: v.promise)
             if variant.tried >= 16 and variant.succeeded == 0:
                 break
@@ -105,13 +111,15 @@ def explore(
             except BudgetExceeded:
                 break
             for (task, attempt), (score, steps) in zip(batch, runs, strict=True):
+                if math.isnan(score):
+                    continue  # unscored is neither a success nor a failure
                 variant.tried += 1
                 if score >= threshold:
                     variant.succeeded += 1
-                    found[task.id] = Demonstration(task, steps, score)
+                    found[task.id] = Demonstration(task, steps, score, failures=attempt)
                     advance(1)
-                elif attempt == 0:
-                    queue.insert(min(len(queue), 2 * _BATCH), (task, 1))
+                elif attempt + 1 < _TRIES and variant.succeeded:
+                    queue.insert(0, (task, attempt + 1))
     exploration.demonstrations = list(found.values())
     best = max(variants, key=lambda v: v.promise)
     exploration.teacher = best.student if best.succeeded else None
@@ -171,13 +179,18 @@ def _distance(a: Counter[str], b: Counter[str]) -> float:
 
 
 def choose(pool: Sequence[Demonstration], k: int, *, seed: int, diverse: bool = True) -> list[Demonstration]:
-    """`k` of the pool: at random, or each the one least like those chosen before (farthest-first, Gonzalez 1985)."""
+    """`k` of the pool, at random or diverse.
+
+    Diverse: up to half are runs of tasks that failed before they succeeded, the hardest first; then each is the one least
+    like those already chosen (farthest-first, Gonzalez 1985).
+    """
     rng = random.Random(seed)
     order = rng.sample(list(pool), len(pool))
     if not diverse or len(order) <= k:
         return order[:k]
     features = {id(d): _features(d) for d in order}
-    chosen = [order[0]]
+    hard = sorted((d for d in order if d.failures), key=lambda d: -d.failures)
+    chosen = hard[: k // 2] or [order[0]]
     while len(chosen) < k:
         rest = [d for d in order if d not in chosen]
         chosen.append(max(rest, key=lambda d: min(_distance(features[id(d)], features[id(c)]) for c in chosen)))

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from assay.datasets import Splits, Task
-from assay.errors import BudgetExceeded, ConfigError, StopRun
+from assay.errors import BudgetExceeded, ConfigError, ModelError, StopRun
 from assay.optimizers.demonstrations import Demonstration, choose, explore, with_demos
 from assay.optimizers.evaluation import Evaluation, evaluate
-from assay.optimizers.racing import Candidate, race
+from assay.optimizers.racing import Candidate, best_of, race
 from assay.optimizers.repairs import repaired_dspy
 from assay.optimizers.session import Session, Student
 from assay.optimizers.statistics import Gain, paired_gain
@@ -135,12 +135,7 @@ class _Search:
 
     def best(self) -> Candidate:
         """The leader on val; the baseline where nothing was evaluated."""
-        seen = [c for c in self.candidates if len(c.evaluation)]
-        if not seen:
-            return self.candidates[0]
-        most = max(len(c.evaluation) for c in seen)
-        finalists = [c for c in seen if not c.dropped and len(c.evaluation) == most] or seen
-        return max(finalists, key=lambda c: c.mean)
+        return best_of(self.candidates) if any(len(c.evaluation) for c in self.candidates) else self.candidates[0]
 
     def run(self) -> None:
         if self.config.optimizer == "auto":
@@ -148,6 +143,14 @@ class _Search:
         else:
             self._named(self.config.optimizer)
         self._write_state()
+        self._check_server()
+
+    def _check_server(self) -> None:
+        """A run in which no task of the plain program could be scored measured the server, not the program."""
+        results = list(self.candidates[0].evaluation.results.values())
+        if results and all(not result.scored for result in results):
+            why = results[0].failed or results[0].feedback
+            raise ModelError(f"none of the {len(results)} val tasks could be scored: {why}")
 
     def _named(self, name: str) -> None:
         val = self.val[:50]

@@ -11,7 +11,7 @@ from assay.optimizers.evaluation import Evaluation, evaluate
 from assay.optimizers.session import Session, Student
 from assay.optimizers.statistics import losing_p
 
-__all__ = ["Candidate", "race"]
+__all__ = ["Candidate", "best_of", "race"]
 
 _ALPHA = 0.1
 
@@ -54,14 +54,14 @@ def race(candidates: Sequence[Candidate], tasks: Sequence[Task], session: Sessio
         for candidate in list(alive):
             expected = (candidate.calls_per_task or 1.0) * len(part)
             if len(candidate.evaluation) and expected > session.meter.search_calls_left():
-                return _best(candidates)
+                return best_of(candidates)
             try:
                 candidate.evaluation.add(evaluate(candidate.student, part, session, name=f"race: {candidate.name}"))
             except BudgetExceeded:
                 if not any(len(c.evaluation) for c in candidates):
                     raise
-                return _best(candidates)
-        leader = _best(alive)
+                return best_of(candidates)
+        leader = best_of(alive)
         for candidate in list(alive):
             p = losing_p(leader.evaluation.scores, candidate.evaluation.scores)
             if candidate is not leader and p < _ALPHA:
@@ -70,10 +70,10 @@ def race(candidates: Sequence[Candidate], tasks: Sequence[Task], session: Sessio
         session.progress.say(f"after {start + len(part)} val tasks: " + ", ".join(f"{c.name} {c.mean:.2f}" for c in alive))
         if len(alive) == 1:
             break
-    return _best(candidates)
+    return best_of(candidates)
 
 
-def _best(candidates: Sequence[Candidate]) -> Candidate:
+def best_of(candidates: Sequence[Candidate]) -> Candidate:
     """Highest mean among those that saw the most tasks; the survivors of a race are compared on the same tasks."""
     seen = max(len(c.evaluation) for c in candidates)
     running = [c for c in candidates if not c.dropped and len(c.evaluation) > 0 and len(c.evaluation) >= min(seen, 1)]

@@ -93,7 +93,9 @@ def _evaluate(self: Any, program: Any, metric: Any = None, devset: Any = None, n
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     known = [_number(score) for _, score in outcomes if score is not None]
-    mean = sum(known) / len(known) if known else float(self.failure_score)
+    if not known:
+        raise Unscored("none of the examples could be scored")
+    mean = sum(known) / len(known)
     feedback = getattr(metric, "feedback", False)
     neutral = dspy.Prediction(score=mean, feedback="This run could not be scored.") if feedback else mean
     results = [(example, prediction, neutral if score is None else score) for example, (prediction, score) in zip(devset, outcomes, strict=True)]

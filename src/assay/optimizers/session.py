@@ -14,7 +14,8 @@ from assay.datasets import Task
 from assay.datasets.tasks import content_hash
 from assay.errors import ConfigError
 from assay.models import LanguageModel, Meter, sample_scope
-from assay.programs import RANGES, Agent, make_adapter
+from assay.programs import RANGES, AgentParameters, make_adapter
+from assay.programs.compose import is_agent
 from assay.rubrics import Failed, Rubric, ScoreResult
 from assay.traces import Recorder, Rollout
 
@@ -91,10 +92,11 @@ class Student(dspy.Module):  # type: ignore[misc]
     def __init__(self, program: dspy.Module, session: Session, *, adapter: str | None = None, sample: int | None = None) -> None:
         super().__init__()
         self.program, self.session, self.sample = program, session, sample
-        self.adapter, self.temperature = adapter, None
+        self.adapter = adapter
+        self.temperature: float | None = None
         if adapter is not None:
             make_adapter(adapter)
-            if isinstance(program, Agent):
+            if is_agent(program):
                 program.adapter = adapter
 
     def set_parameters(self, parameters: Mapping[str, Any]) -> None:
@@ -104,24 +106,24 @@ class Student(dspy.Module):  # type: ignore[misc]
             ParameterError: unknown or out of range.
             ConfigError: the program would ignore it.
         """
-        if isinstance(self.program, Agent):
+        if is_agent(self.program):
             self.program.set_parameters(parameters)
         elif ignored := sorted(set(parameters) - {"temperature"}):
             raise ConfigError(
                 f"{ignored} would have no effect: {type(self.program).__name__} is a plain dspy.Module. "
                 f"Write it as an assay.Agent to have {', '.join(RANGES)}."
             )
-        else:
-            self.temperature = parameters.get("temperature")
+        elif "temperature" in parameters:
+            self.temperature = AgentParameters.of(parameters).temperature
 
     @property
     def settings(self) -> dict[str, Any]:
         """What the program's DSPy state does not hold: adapter and parameters."""
         program = self.program
-        parameters = program.parameters.model_dump() if isinstance(program, Agent) else {}
-        if not isinstance(program, Agent) and self.temperature is not None:
+        parameters = program.parameters.model_dump() if is_agent(program) else {}
+        if not is_agent(program) and self.temperature is not None:
             parameters = {"temperature": self.temperature}
-        return {"adapter": program.adapter if isinstance(program, Agent) else self.adapter, "parameters": parameters}
+        return {"adapter": program.adapter if is_agent(program) else self.adapter, "parameters": parameters}
 
     def forward(self, **inputs: Any) -> dspy.Prediction:
         session, digest = self.session, content_hash(inputs)
@@ -169,7 +171,7 @@ class Student(dspy.Module):  # type: ignore[misc]
 
     def _settings(self) -> AbstractContextManager[Any]:
         changed: dict[str, Any] = {}
-        if not isinstance(self.program, Agent):
+        if not is_agent(self.program):
             if self.adapter is not None:
                 changed["adapter"] = make_adapter(self.adapter)
             if self.temperature is not None:
@@ -192,4 +194,4 @@ class Student(dspy.Module):  # type: ignore[misc]
         rollout.rubric = f"{self.session.rubric.name}@{self.session.rubric.version}"
         rollout.score = None if math.isnan(result.value) else result.value
         rollout.coverage, rollout.verdicts = result.coverage, list(result.verdicts)
-        self.session.recorder.scored(rollout)
+        self.session.recorder.scored(rollout, self.session.rubric.step_rewards(task, rollout))

@@ -31,25 +31,31 @@ class Gain:
         return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in asdict(self).items()}
 
 
-def _interval(values: np.ndarray) -> tuple[float, float]:
-    """BCa bootstrap of the mean (Efron 1987, JASA 82:171), percentile where BCa is not defined."""
-    if len(values) < _FEWEST:
-        return -1.0, 1.0
+def _interval(values: np.ndarray, lowest: float, highest: float) -> tuple[float, float]:
+    """The wider of the t interval and the BCa bootstrap (Efron 1987, JASA 82:171) of the mean.
+
+    The bootstrap alone is too narrow for a handful of tasks: 3 wins and 5 ties of 8 gave it [0.125, 0.75]. Where all
+    values are equal, up to 3 / n of the tasks may still be otherwise (the rule of three, 95 %), as far as the range goes.
+    """
+    n, mean = len(values), float(values.mean()) if len(values) else math.nan
+    if n < _FEWEST:
+        return lowest, highest
     if np.ptp(values) == 0:
-        return float(values[0]), float(values[0])
-    for method in ("BCa", "percentile"):
-        rng = np.random.default_rng(0)
-        found = stats.bootstrap((values,), np.mean, n_resamples=_RESAMPLES, method=method, rng=rng).confidence_interval
-        if math.isfinite(found.low) and math.isfinite(found.high):
-            break
-    return float(found.low), float(found.high)
+        share = min(1.0, 3 / n)
+        return mean - share * (mean - lowest), mean + share * (highest - mean)
+    reach = float(stats.t.ppf(0.975, n - 1) * values.std(ddof=1) / math.sqrt(n))
+    low, high = mean - reach, mean + reach
+    rng = np.random.default_rng(0)
+    found = stats.bootstrap((values,), np.mean, n_resamples=_RESAMPLES, method="BCa", rng=rng).confidence_interval
+    if math.isfinite(found.low) and math.isfinite(found.high):
+        low, high = min(low, float(found.low)), max(high, float(found.high))
+    return max(lowest, low), min(highest, high)
 
 
 def mean_interval(scores: Sequence[float]) -> tuple[float, float]:
     """95 % interval of a mean of scores in [0, 1]; unscored ones are left out."""
     values = np.array([score for score in scores if not math.isnan(score)])
-    low, high = _interval(values)
-    return max(0.0, low), min(1.0, high)
+    return _interval(values, 0.0, 1.0)
 
 
 def _differences(before: Mapping[str, float], after: Mapping[str, float]) -> np.ndarray:
@@ -62,7 +68,7 @@ def paired_gain(before: Mapping[str, float], after: Mapping[str, float]) -> Gain
     differences = _differences(before, after)
     if len(differences) == 0:
         return Gain(math.nan, -1.0, 1.0, 0)
-    low, high = _interval(differences)
+    low, high = _interval(differences, -1.0, 1.0)
     return Gain(float(differences.mean()), low, high, len(differences))
 
 

@@ -196,6 +196,7 @@ def propose(name: str, proposal: Proposal) -> Student:
     with session.context(), dspy.context(trace=[]):
         compiled = build(proposal)
     compiled.temperature = own.temperature
+    compiled.adapter = compiled.adapter or own.adapter
     return compiled
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from assay.programs.adapters import make_adapter
 from assay.programs.agent import Agent
 
-__all__ = ["Configured", "EnsembleProgram", "NearestDemos", "input_key"]
+__all__ = ["Configured", "EnsembleProgram", "NearestDemos", "input_key", "is_agent"]
 
 _DIMENSIONS = 512
 
@@ -35,7 +35,12 @@ def embed(text: str) -> np.ndarray:
 
 
 class _Composite(Agent):
-    """Runs members under its own parameters and adapter; a plain member gets temperature and adapter from here."""
+    """Runs its members under its own parameters and adapter. Plain members run as they are (`plain`)."""
+
+    plain = False
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.solve(**inputs) if self.plain else super().forward(**inputs)
 
 
 class NearestDemos(_Composite):
@@ -84,6 +89,11 @@ class EnsembleProgram(_Composite):
         return dspy.Prediction(**voted, **({"steps": steps} if "steps" in answers[0] else {}))
 
 
+def is_agent(program: Any) -> bool:
+    """Whether a program has the five parameters: an Agent, but not a composite of plain modules."""
+    return isinstance(program, Agent) and not getattr(program, "plain", False)
+
+
 def input_key(inputs: dict[str, Any]) -> str:
     """The text by which inputs are compared."""
     return "\n".join(str(inputs[name]) for name in sorted(inputs))
@@ -95,11 +105,11 @@ def _majority(values: Sequence[Any]) -> Any:
     return values[keys.index(winner)]
 
 
-def _take_settings(outer: Agent, inner: dspy.Module) -> None:
+def _take_settings(outer: _Composite, inner: dspy.Module) -> None:
     if isinstance(inner, Agent):
         outer.parameters, outer.adapter = inner.parameters, inner.adapter
     else:
-        outer.adapter = "chat"  # what DSPy itself would use
+        outer.plain = True
 
 
 def _run(program: dspy.Module, outer: Agent, inputs: dict[str, Any]) -> Any:

@@ -94,8 +94,11 @@ def parse_number(value: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def numeric(task: Task, prediction: dict[str, Any], rollout: Rollout | None, field: str | None = None, tolerance: float = 1e-6) -> Grade:
-    """1 where the numbers differ by at most `tolerance`, relative to the expected one where that is above 1."""
+def numeric(task: Task, prediction: dict[str, Any], rollout: Rollout | None, field: str | None = None, tolerance: float | None = None) -> Grade:
+    """1 where the numbers differ by at most `tolerance`, relative to the expected one where that is above 1.
+
+    Without a tolerance whole numbers must be equal, others agree to one part in a million.
+    """
     name, wanted = _expected(task, field)
     target = parse_number(wanted)
     if target is None:
@@ -104,6 +107,8 @@ def numeric(task: Task, prediction: dict[str, Any], rollout: Rollout | None, fie
     number = parse_number(found)
     if number is None:
         return Grade(value=0.0, reason=f"Expected the number {target:g}, found {_text(found)[:200]!r}.")
+    if tolerance is None:
+        tolerance = 0.0 if target.is_integer() else 1e-6
     right = abs(number - target) <= tolerance * max(1.0, abs(target))
     return Grade(value=float(right), reason="" if right else f"Expected {target:.12g}, found {number:.12g}.")
 

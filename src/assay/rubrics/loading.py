@@ -74,7 +74,7 @@ def load_rubric(source: str | Path, *, resolver: Resolver | None = None) -> Rubr
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         data = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise RubricError(f"{shown}: not YAML: {error}") from None
     if not isinstance(data, dict):
         raise RubricError(f"{shown}:1: a rubric is a mapping with 'name' and 'criteria', found {type(data).__name__}")

@@ -99,8 +99,11 @@ class Rubric:
             return Verdict(criterion=criterion.name, grade=None, weight=criterion.weight, reason=reason)
         verdict = grade(criterion, decide, task, fields, rollout)
         if verdict.grade is None:
+            from assay.models import sample_scope
+
             spent = verdict.cost_usd
-            verdict = grade(criterion, decide, task, fields, rollout)
+            with sample_scope(1):  # a judge is asked anew, not answered from the cache
+                verdict = grade(criterion, decide, task, fields, rollout)
             verdict.cost_usd += spent
         return verdict
 

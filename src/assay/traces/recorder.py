@@ -6,7 +6,7 @@ Calls outside any rollout (a teleprompter's proposals, a judge) are kept too, in
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,9 +71,13 @@ class Recorder(BaseCallback):  # type: ignore[misc]
             rollout.ended_at = time.time()
             self._put(rollout)
 
-    def scored(self, rollout: Rollout) -> None:
-        """Writes the rollout again, with its score and verdicts."""
+    def scored(self, rollout: Rollout, step_rewards: Sequence[dict[str, float]] = ()) -> None:
+        """Writes the rollout again, with its score and verdicts, and those of its transitions that earned a step reward."""
         self._put(rollout)
+        for transition, rewards in zip(rollout.transitions, step_rewards, strict=False):
+            transition.step_rewards = dict(rewards)
+            if rewards and self.store is not None:
+                self.store.put_transition(rollout.id, transition)
 
     def observe(self, call: Call) -> None:
         """Receives one LM call from an engine, in the thread that made it."""

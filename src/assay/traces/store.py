@@ -51,6 +51,7 @@ class Store:
         self.url = store_url(where)
         self.dropped = 0  # rows the database refused (a full disk); the run goes on and says so
         self._error: Exception | None = None
+        self._reported = 0
         self.engine = self._open()
         self._queue: queue.Queue[tuple[str, dict[str, Any]] | threading.Event] = queue.Queue(_QUEUE)
         self._writer = threading.Thread(target=self._write_forever, name="assay-store", daemon=True)
@@ -105,14 +106,14 @@ class Store:
             StoreError: the database refused rows, or did not answer in time.
         """
         if not self._writer.is_alive():
-            return
+            raise StoreError(f"the writer of the store {self.url!r} has ended; rows that were waiting are lost")
         done = threading.Event()
         self._queue.put(done)
         if not done.wait(timeout_s):
             raise StoreError(f"the store {self.url!r} did not take its rows within {timeout_s:g} s")
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise StoreError(f"the store refused {self.dropped} rows: {error}. What was stored before is intact.")
+        if self.dropped > self._reported:
+            self._reported = self.dropped
+            raise StoreError(f"the store refused {self.dropped} rows: {self._error}. What was stored before is intact.")
 
     def close(self) -> None:
         """Commits what is waiting and closes. Safe to call twice."""
@@ -143,21 +144,29 @@ class Store:
                 event.set()
 
     def _commit(self, rows: dict[str, dict[Any, dict[str, Any]]]) -> None:
-        if not any(rows.values()):
+        """All rows in one transaction; where the database refuses it, row by row, so that one bad row costs only itself."""
+        batch = [(name, row) for name in rows for row in rows[name].values()]
+        if not batch or self._try(rows):
             return
+        for name, row in batch:
+            if not self._try({name: {0: row}}):
+                self.dropped += 1
+
+    def _try(self, rows: dict[str, dict[Any, dict[str, Any]]]) -> bool:
+        tables = {"runs": schema.runs, "rollouts": schema.rollouts, "transitions": schema.transitions}
         for attempt in range(5):
             try:
                 with self.engine.begin() as connection:
-                    for name, table in (("runs", schema.runs), ("rollouts", schema.rollouts), ("transitions", schema.transitions)):
-                        if rows[name]:
+                    for name, table in tables.items():
+                        if rows.get(name):
                             connection.execute(_upsert(self.engine.dialect.name, table), list(rows[name].values()))
-                return
-            except sa.exc.SQLAlchemyError as error:
+                return True
+            except Exception as error:  # whatever a driver raises, the writer must live; flush() reports what was dropped
                 self._error = getattr(error, "orig", None) or error
                 if not isinstance(error, sa.exc.OperationalError) or "full" in str(error):
-                    break
+                    return False
                 time.sleep(0.1 * 2**attempt)  # another process holds the lock, or the server is coming back
-        self.dropped += sum(map(len, rows.values()))
+        return False
 
     # -- reading
 
