@@ -18,7 +18,7 @@ class Question(dspy.Signature):  # type: ignore[misc]
     """Answer the question with a number."""
 
     question: str = dspy.InputField()
-    answer: str = dspy.OutputField(max_length=100)
+    answer: str = dspy.OutputField(pattern=r"^[0-9./-]{1,40}$")
 
 
 class MathQA(ToolAgent):
