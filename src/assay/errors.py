@@ -79,7 +79,11 @@ class StopRun(BaseException):
 
 
 class BudgetExceeded(StopRun):
-    """A cap on calls, tokens or dollars is reached."""
+    """A cap is reached. `what` names it: `calls`, `tokens`, `dollars` or `search calls`."""
+
+    def __init__(self, message: str, *, what: str = "calls") -> None:
+        super().__init__(message)
+        self.what = what
 
 
 class Cancelled(StopRun):

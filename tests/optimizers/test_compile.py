@@ -117,6 +117,35 @@ def test_a_cap_on_all_calls_stops_everything_and_keeps_the_artifact(tmp_path: Pa
     assert Path(data["artifact"]).is_dir()
 
 
+def test_a_run_that_a_cap_ended_resumes_under_a_higher_one(tmp_path: Path) -> None:
+    first = compile_it("auto", tmp_path, max_calls=40).to_dict()
+    second = compile_it("auto", tmp_path, max_calls=1000, resume=True).to_dict()
+    assert second["stopped"] is None
+    assert second["cached"] > 0  # a higher cap explores more, so not every call comes again
+    assert second["calls"] > first["calls"]  # what was spent before still counts
+    assert second["test"]["compiled"]["score"] == 1.0
+    with pytest.raises(ConfigError, match="no unfinished run"):
+        compile_it("auto", tmp_path, resume=True)
+
+
+def test_a_race_that_the_cap_cuts_short_does_not_favour_who_ran_first() -> None:
+    session = scripted_session(caps=Caps(search_calls=95))
+    good, bad = (Student(MathQA(), session) for _ in range(2))
+    good.set_parameters({"tool_usage_threshold": 0})
+    with session.context():
+        candidates = [Candidate("bad", bad), Candidate("good", good)]
+        assert race(candidates, load_splits(DATA).val[:24], session, block=4).name == "good"
+
+
+def test_a_module_that_has_no_name_to_build_it_from_loads_into_an_instance(tmp_path: Path) -> None:
+    predict = dspy.Predict("question -> answer")
+    options = {"sizes": {"train": 6, "val": 5, "gate": 5, "test": 5}, "parameters": {"temperature": 0.3}}
+    report = assay.compile(predict, rubric="math_qa", data=DATA, lm=scripted_lm(student_of_examples), optimizer="labeled", **options)
+    with dspy.context(lm=scripted_lm(student_of_examples)):
+        assert report.program(question="What is 1 + 1?").answer
+        assert assay.load(report.artifact, program=dspy.Predict("question -> answer"))(question="What is 1 + 1?").answer
+
+
 def test_a_program_that_raises_on_every_task_is_counted_not_fatal(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text(
         "import dspy\nclass Bad(dspy.Module):\n    def __init__(self):\n        super().__init__()\n        self.p = dspy.Predict('question -> answer')\n    def forward(self, question):\n        raise RuntimeError('always')\n"

@@ -125,7 +125,7 @@ class Meter:
                 ("search calls", search + pending, self.caps.search_calls if self.phase == "search" else None),
             ):
                 if cap is not None and value >= cap:
-                    raise BudgetExceeded(f"the cap of {cap:g} {what} is reached")
+                    raise BudgetExceeded(f"the cap of {cap:g} {what} is reached", what=what)
             self._in_flight += 1
             self._asked[self.phase] = self._asked.get(self.phase, 0) + 1
 

@@ -83,8 +83,8 @@ def compile_prompts(student: Student, splits: Splits, session: Session, config: 
             with session.phase("search"):
                 search.run()
         except BudgetExceeded as cap:
-            stopped = str(cap)
-            session.progress.say(f"stopped searching: {cap}; the best so far goes on")
+            stopped = None if cap.what == "search calls" else str(cap)  # the search's own budget is its normal end
+            session.progress.say(f"end of the search: {cap}; the best so far goes on")
         winner = search.best()
         outcome = CompileOutcome(
             student, winner.student, winner.name, [c.summary() for c in search.candidates], search.explored, stopped, notes=search.notes
