@@ -102,7 +102,8 @@ def explore(
     exploration = Exploration()
     with session.progress.bar("explore", want) as advance:
         while queue and len(found) < want and session.meter.asked("search") - start < max_calls:
-            variant = max(variants, key=lambda v: v.promise)
+            untried = [v for v in variants[: len(adapters)] if not v.tried]  # each adapter gets its turn before one is preferred
+            variant = untried[0] if untried else max(variants, key=lambda v: v.promise)
             if variant.tried >= 16 and variant.succeeded == 0:
                 break
             batch, queue = queue[:_BATCH], queue[_BATCH:]

@@ -204,8 +204,10 @@ class _Search:
         self.explored = found.variants
         first, pool = found.adapter or adapters[0], found.demonstrations
         session.progress.say(f"explored: {len(pool)} successes to learn from" + (f", best with the {first} adapter" if pool else ""))
-        for k, diverse in ((demos, True), (2 * demos, True), (demos, False)) if pool else ():
-            self._add(pool, k, first, diverse=diverse, what="demos")
+        if pool:
+            self._add(pool, demos, first, diverse=True, what="demos")
+            for adapter in [first, *(name for name in adapters if name != first)]:
+                self._add(pool, 2 * demos, adapter, diverse=True, what="demos")
         return first
 
     def _add(self, pool: list[Demonstration], k: int, adapter: str, *, diverse: bool, what: str) -> None:
