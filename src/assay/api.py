@@ -274,8 +274,7 @@ def compile(
         AssayError: what was wrong, which rule, what to do.
         Cancelled: the user stopped the run; call again with `resume=True`.
     """
-    given = None if isinstance(program, str) else program
-    name = program if isinstance(program, str) else f"{type(program).__module__}:{type(program).__qualname__}"
+    given, name = _named(program)
     if lm is not None:
         options["model"] = lm.model
     config = RunConfig(program=name, rubric=rubric.name if isinstance(rubric, Rubric) else str(rubric), data=data, **options)
@@ -303,6 +302,13 @@ def compile(
             job.status = "done"
         report.artifact = _save(job, report, Path(out) if out else _home(store) / "artifacts" / _artifact_name(job, config))
     return report
+
+
+def _named(program: str | dspy.Module) -> tuple[dspy.Module | None, str]:
+    """A program that was given as an object, or None, and the name that an artifact records."""
+    if isinstance(program, str):
+        return None, program
+    return program, f"{type(program).__module__}:{type(program).__qualname__}"
 
 
 def _artifact_name(job: _Job, config: RunConfig) -> str:
@@ -379,8 +385,7 @@ def evaluate(
     """
     if split not in SPLITS:
         raise ConfigError(f"split={split!r} must be one of {', '.join(SPLITS)}")
-    given = None if isinstance(program, str) else program
-    name = program if isinstance(program, str) else f"{type(program).__module__}:{type(program).__qualname__}"
+    given, name = _named(program)
     if lm is not None:
         options["model"] = lm.model
     if given is None and lm is None and options.get("model") is None and is_artifact(name):

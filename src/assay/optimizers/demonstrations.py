@@ -12,7 +12,6 @@ import dspy
 
 from assay.datasets import Task
 from assay.errors import BudgetExceeded
-from assay.optimizers.evaluation import Evaluation
 from assay.optimizers.session import Session, Student
 from assay.programs import ToolAgent
 
@@ -215,8 +214,3 @@ def with_demos(student: Student, demonstrations: Sequence[Demonstration], *, ada
     for name, predictor in compiled.program.named_predictors():
         predictor.demos = list(shown[name])
     return compiled
-
-
-def usage_per_task(evaluation: Evaluation) -> float:
-    """Mean LM calls of a task."""
-    return sum(evaluation.calls.values()) / max(1, len(evaluation))

@@ -14,7 +14,7 @@ from assay.datasets import Task
 from assay.errors import Cancelled
 from assay.optimizers.session import Session, Student
 from assay.optimizers.statistics import mean_interval
-from assay.rubrics import Failed, ScoreResult
+from assay.rubrics import ScoreResult
 
 __all__ = ["Evaluation", "evaluate"]
 
@@ -116,9 +116,3 @@ def evaluate(student: Student, tasks: Sequence[Task], session: Session, *, name:
         evaluation.tokens[task.id] = prediction._rollout.tokens
         evaluation.calls[task.id] = len(prediction._rollout.transitions)
     return evaluation
-
-
-def own_failure(prediction: Any) -> Failed | None:
-    """Why a run gave no answer, where it did not."""
-    failed = getattr(prediction, "_failed", None)
-    return failed if isinstance(failed, Failed) else None
