@@ -1,5 +1,7 @@
 """The recorder: every call and tool in its rollout, in threads too; what cannot be seen is counted."""
 
+from pathlib import Path
+
 import dspy
 
 from assay.models import ResponseCache
@@ -26,6 +28,22 @@ def test_calls_and_tools_land_in_the_open_rollout() -> None:
     assert [(tool.name, tool.arguments, tool.result) for tool in rollout.tools] == [("double", {"x": 2}, "4")]
     assert rollout.status == "done"
     assert current_rollout() is None
+
+
+def test_a_tool_called_before_the_first_lm_call_is_kept(tmp_path: Path) -> None:
+    def look_up(key: str) -> str:
+        return key.upper()
+
+    with Store(tmp_path / "traces.db") as store:
+        recorder = Recorder(store)
+        lm = scripted_lm(answer, observers=[recorder.observe])
+        with dspy.context(lm=lm), recorder.active(), recorder.rollout(Rollout()) as rollout:
+            dspy.Tool(look_up)(key="a")
+            dspy.Predict("question -> answer")(question="?")
+            dspy.Tool(look_up)(key="b")
+        assert [tool.result for tool in rollout.tools] == ["A", "B"]
+        store.flush()
+        assert [tool.result for tool in store.rollout(rollout.id).tools] == ["A", "B"]
 
 
 def test_a_tools_exception_is_its_error() -> None:

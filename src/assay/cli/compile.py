@@ -27,7 +27,6 @@ __all__ = ["command"]
 @click.option("--gate-size", type=int, help="Most tasks taken of gate.")
 @click.option("--test-size", type=int, help="Most tasks taken of test.")
 @click.option("--out", help="Folder of the artifact.")
-@click.option("--resume", is_flag=True, help="Go on with this job's unfinished run.")
 def command(program: str, **values: Any) -> None:
     """Compile PROGRAM's prompts against a rubric, and report it on a sealed test split.
 

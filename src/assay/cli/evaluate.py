@@ -18,11 +18,11 @@ def command(program: str, **values: Any) -> None:
     """Score PROGRAM (a program's name or an artifact's folder) with an interval, per criterion and task type."""
     from assay import api
 
-    as_json, store, split, size = keep(values, "as_json", "store", "split", "size")
+    as_json, store, resume, split, size = keep(values, "as_json", "store", "resume", "split", "size")
     if click.get_current_context().get_parameter_source("model").name != "COMMANDLINE":  # type: ignore[union-attr]
         values["model"] = None  # an artifact brings its own
     sizes = {split: size} if size is not None else {}
-    report = api.evaluate(program, split=split, store=store, progress=Console(), sizes=sizes, **run_config(values))  # type: ignore[arg-type]
+    report = api.evaluate(program, split=split, store=store, resume=resume, progress=Console(), sizes=sizes, **run_config(values))  # type: ignore[arg-type]
     data = report.to_dict()
     if as_json:
         print_json(data)
@@ -45,3 +45,5 @@ def command(program: str, **values: Any) -> None:
     table.add_row("LM calls, from the cache", f"{data['calls']}, {data['cached']}")
     table.add_row("tokens, dollars", f"{data['tokens']:,}, {data['cost_usd']:.4f}")
     rich.print(table)
+    if data["stopped"]:
+        rich.print(f"note: stopped early: {data['stopped']}; raise the cap and add --resume", markup=False)

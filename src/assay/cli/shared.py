@@ -45,6 +45,7 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--max-cost-usd", type=float, help="Stop after so many dollars."),
         click.option("--no-cache", is_flag=True, help="Do not read or keep responses on disk."),
         click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE."),
+        click.option("--resume", is_flag=True, help="Go on with this job's unfinished run."),
         click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, nothing else."),
     ]
     for option in reversed(options):

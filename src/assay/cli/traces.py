@@ -67,8 +67,9 @@ def show(rollout_id: str, store: str | None, as_json: bool) -> None:
         print_json(asdict(rollout))
         return
     score = "unscored" if rollout.score is None else f"{rollout.score:.3f}"
-    click.echo(f"{rollout.id}  {rollout.program}  {rollout.model}  {rollout.status}  score {score}")
+    click.echo(f"{rollout.id}  {rollout.program}@{rollout.program_version}  {rollout.model}  {rollout.status}  score {score}")
     click.echo(f"task {rollout.task_id} ({rollout.task_type}, {rollout.split}): {rollout.inputs}")
+    _show_tools(rollout.early_tools)
     for t in rollout.transitions:
         marks = [word for word, on in (("cached", t.cached), ("constrained", t.constrained)) if on]
         tokens = f"{t.prompt_tokens}+{t.completion_tokens} tokens, {t.latency_ms:.0f} ms"
@@ -78,11 +79,15 @@ def show(rollout_id: str, store: str | None, as_json: bool) -> None:
         for message in t.request.get("messages", []):
             click.echo(f"  {message['role']}: {_flat(''.join(part.get('text', '') for part in message['parts']))}")
         click.echo(f"  -> {t.error if t.error else _flat(t.output)}")
-        for tool in t.tools:
-            click.echo(f"  tool {tool.name}({tool.arguments}) = {tool.result if tool.error is None else 'error: ' + tool.error}")
+        _show_tools(t.tools)
     click.echo(f"\nprediction: {rollout.prediction if rollout.prediction is not None else rollout.error}")
     for v in rollout.verdicts:
         click.echo(f"  {v.criterion} (weight {v.weight:g}): {'unscored' if v.grade is None else f'{v.grade:.2f}'} {v.reason}")
+
+
+def _show_tools(tools: list[Any]) -> None:
+    for tool in tools:
+        click.echo(f"  tool {tool.name}({tool.arguments}) = {tool.result if tool.error is None else 'error: ' + tool.error}")
 
 
 def _flat(text: Any) -> str:

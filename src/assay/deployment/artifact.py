@@ -1,6 +1,5 @@
 """Artifacts: a folder with the program's state (JSON, no pickle), a manifest and a report."""
 
-import copy
 import hashlib
 import json
 import os
@@ -13,7 +12,7 @@ from typing import Any
 import dspy
 
 from assay.errors import ArtifactError, ProgramError
-from assay.programs import Agent, AgentParameters, load_program
+from assay.programs import Agent, AgentParameters, program_state, restore_program
 from assay.programs.compose import Configured, EnsembleProgram, NearestDemos, is_agent
 
 __all__ = ["FORMAT", "Artifact", "load_artifact", "save_artifact"]
@@ -46,27 +45,6 @@ def runnable(program: dspy.Module, settings: dict[str, Any]) -> dspy.Module:
     return Configured(program, settings["adapter"], settings["parameters"].get("temperature"))
 
 
-def _state(program: dspy.Module) -> dict[str, Any]:
-    if isinstance(program, NearestDemos):
-        return {"kind": "nearest", "inner": _state(program.program), "pool": program.pool, "k": program.k}
-    if isinstance(program, EnsembleProgram):
-        return {"kind": "ensemble", "members": [_state(member) for member in program.members]}
-    plain = copy.deepcopy(program)
-    for predictor in plain.predictors():
-        predictor.lm, predictor.traces, predictor.train = None, [], []
-    return {"kind": "program", "state": plain.dump_state()}
-
-
-def _restore(name: str, config: dict[str, Any], state: dict[str, Any], fresh: dspy.Module | None) -> dspy.Module:
-    if state["kind"] == "nearest":
-        return NearestDemos(_restore(name, config, state["inner"], fresh), state["pool"], k=state["k"])
-    if state["kind"] == "ensemble":
-        return EnsembleProgram([_restore(name, config, member, fresh) for member in state["members"]])
-    program = load_program(name, config=config) if fresh is None else copy.deepcopy(fresh)
-    program.load_state(state["state"])
-    return program
-
-
 def save_artifact(folder: Path, program: dspy.Module, manifest: dict[str, Any], *, splits: dict[str, Any], report: str) -> Path:
     """Writes an artifact, whole or not at all. An existing folder of that name is left alone; a number is added.
 
@@ -80,7 +58,7 @@ def save_artifact(folder: Path, program: dspy.Module, manifest: dict[str, Any], 
         inner = inner.program if isinstance(inner, NearestDemos) else inner.members[0]
     config = inner.config if isinstance(inner, Agent) else {}
     texts = {
-        "program.json": json.dumps(_state(program), indent=1, ensure_ascii=False, default=str),
+        "program.json": json.dumps(program_state(program), indent=1, ensure_ascii=False, default=str),
         "splits.json": json.dumps(splits),
         "report.md": report,
     }
@@ -145,7 +123,7 @@ def load_artifact(path: str | Path, *, program: dspy.Module | None = None) -> Ar
                 "a changed program is no longer the one that was measured"
             )
     try:
-        program = _restore(manifest["program"], manifest["config"], _read_json(folder / "program.json", folder), program)
+        program = restore_program(manifest["program"], manifest["config"], _read_json(folder / "program.json", folder), program)
         settings = manifest["settings"]
         if is_agent(program):
             program.parameters, program.adapter = AgentParameters.of(settings["parameters"]), settings["adapter"]

@@ -53,6 +53,13 @@ class Evaluation:
         self.tokens.update(other.tokens)
         self.calls.update(other.calls)
 
+    def take(self, task: Task, prediction: Any) -> None:
+        """Takes in a scored run of one task."""
+        self.results[task.id] = prediction._result
+        self.task_types[task.id] = task.task_type
+        self.tokens[task.id] = prediction._rollout.tokens
+        self.calls[task.id] = len(prediction._rollout.transitions)
+
     def criteria(self) -> dict[str, float | None]:
         """Mean grade of each final criterion over the tasks where it was decided."""
         grades: dict[str, list[float]] = defaultdict(list)
@@ -80,19 +87,19 @@ class Evaluation:
         }
 
 
-def evaluate(student: Student, tasks: Sequence[Task], session: Session, *, name: str = "evaluate") -> Evaluation:
-    """Runs and scores `tasks`, several at a time.
+def evaluate(student: Student, tasks: Sequence[Task], session: Session, *, name: str = "evaluate", into: Evaluation | None = None) -> Evaluation:
+    """Runs and scores `tasks`, several at a time. The results go `into` an evaluation, also those of a run that stops midway.
 
     Raises:
         BudgetExceeded, Cancelled: what was finished before is in the store.
     """
     session.know(list(tasks))
-    found: dict[str, tuple[Task, Any]] = {}
+    found: dict[str, Any] = {}
 
     def one(task: Task) -> None:
         with session.context():
             prediction = student(**dict(task.inputs))
-        found[task.id] = (task, prediction)
+        found[task.id] = prediction
 
     pool = ThreadPoolExecutor(max_workers=max(1, session.threads), thread_name_prefix="assay")
     try:
@@ -108,11 +115,8 @@ def evaluate(student: Student, tasks: Sequence[Task], session: Session, *, name:
         raise Cancelled("stopped by the user") from None
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
-    evaluation = Evaluation()
-    for task in tasks:
-        _, prediction = found[task.id]
-        evaluation.results[task.id] = prediction._result
-        evaluation.task_types[task.id] = task.task_type
-        evaluation.tokens[task.id] = prediction._rollout.tokens
-        evaluation.calls[task.id] = len(prediction._rollout.transitions)
+        evaluation = Evaluation() if into is None else into
+        for task in tasks:
+            if task.id in found:
+                evaluation.take(task, found[task.id])
     return evaluation

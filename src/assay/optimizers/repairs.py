@@ -3,7 +3,8 @@
 - `Evaluate` gives up after ten errors, resubmits slow examples (doubling the work on a slow machine) and counts an
   unscored example as 0. Here it does none of these: an unscored example takes the mean of the scored ones, which
   leaves it out of the mean.
-- `ParallelExecutor` (under `dspy.Parallel`, which SIMBA uses) likewise.
+- `ParallelExecutor` (under `dspy.Parallel`, which SIMBA uses) likewise; SIMBA's own wrapper makes a 0 of a score that
+  could not be had.
 - Optuna studies that teleprompters open have no seed.
 - Everything they print goes to a log: standard output belongs to the command.
 """
@@ -19,6 +20,7 @@ from typing import Any, TextIO
 import dspy
 import numpy as np
 from dspy.evaluate.evaluate import Evaluate, EvaluationResult
+from dspy.teleprompt import simba
 from dspy.utils.parallelizer import ParallelExecutor
 
 from assay.errors import StopRun, Unscored
@@ -34,17 +36,18 @@ def repaired_dspy(log: TextIO, seed: int) -> Iterator[None]:
     import optuna
 
     with _lock:
-        kept = Evaluate.__call__, ParallelExecutor.__init__, optuna.create_study
+        kept = Evaluate.__call__, ParallelExecutor.__init__, ParallelExecutor.execute, simba.wrap_program, optuna.create_study
         Evaluate.__call__ = _evaluate
-        ParallelExecutor.__init__ = _patient(kept[1])
-        optuna.create_study = _seeded(kept[2], seed)
+        ParallelExecutor.__init__, ParallelExecutor.execute = _patient(kept[1]), _neutral(kept[2])
+        simba.wrap_program = _marking(kept[3])
+        optuna.create_study = _seeded(kept[4], seed)
         random.seed(seed)  # some teleprompters draw from the global generators
         np.random.seed(seed % 2**32)
         try:
             with redirect_stdout(log):
                 yield
         finally:
-            Evaluate.__call__, ParallelExecutor.__init__, optuna.create_study = kept
+            Evaluate.__call__, ParallelExecutor.__init__, ParallelExecutor.execute, simba.wrap_program, optuna.create_study = kept
 
 
 def _patient(init: Callable[..., None]) -> Callable[..., None]:
@@ -53,6 +56,39 @@ def _patient(init: Callable[..., None]) -> Callable[..., None]:
         self.timeout, self.max_errors, self.disable_progress_bar = 0, 10**9, True
 
     return patient
+
+
+def _marking(wrap: Callable[..., Any]) -> Callable[..., Any]:
+    """SIMBA's runs with the score None where there is none."""
+
+    def marking(program: Any, metric: Callable[..., Any]) -> Any:
+        def marked(example: Any, prediction: Any) -> Any:
+            try:
+                return metric(example, prediction)
+            except Unscored:
+                return dspy.Prediction(score=None)
+
+        return wrap(program, marked)
+
+    return marking
+
+
+def _neutral(execute: Callable[..., Any]) -> Callable[..., Any]:
+    """A run without a score takes the mean of its example's other runs, or of all: it moves no comparison."""
+
+    def neutral(self: Any, function: Any, data: Any) -> Any:
+        results = execute(self, function, data)
+        runs = [run for run in results if isinstance(run, dict) and "score" in run]
+        known = [run for run in runs if run["score"] is not None]
+        if runs and not known:
+            raise Unscored("none of the examples could be scored")
+        for run in runs:
+            if run["score"] is None:
+                same = [other["score"] for other in known if other["example"] is run["example"]] or [other["score"] for other in known]
+                run["score"] = sum(same) / len(same)
+        return results
+
+    return neutral
 
 
 def _seeded(create: Callable[..., Any], seed: int) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from assay.datasets import Task
 from assay.datasets.tasks import content_hash
 from assay.errors import ConfigError
 from assay.models import LanguageModel, Meter, sample_scope
-from assay.programs import RANGES, AgentParameters, make_adapter
+from assay.programs import RANGES, AgentParameters, make_adapter, program_version
 from assay.programs.compose import is_agent
 from assay.rubrics import Failed, Rubric, ScoreResult
 from assay.traces import Recorder, Rollout
@@ -44,7 +44,6 @@ class Session:
     recorder: Recorder
     meter: Meter
     program_name: str = ""
-    program_version: str = ""
     seed: int = 0
     threads: int = 4
     progress: Progress = field(default_factory=Progress)
@@ -132,7 +131,7 @@ class Student(dspy.Module):  # type: ignore[misc]
             task_id=task.id if task else digest[:16],
             task_type=task.task_type if task else "default",
             program=session.program_name,
-            program_version=session.program_version,
+            program_version=program_version(self.program, self.settings["adapter"]),
             parameters=self.settings["parameters"],
             model=session.lm.model,
             seed=session.seed,

@@ -5,6 +5,7 @@ from assay.programs.agent import Agent, BaseAgent, ToolAgent
 from assay.programs.loading import SHIPPED, load_program, program_inputs
 from assay.programs.parameters import RANGES, AgentParameters
 from assay.programs.shipped import Classify, Extract, MathQA
+from assay.programs.state import program_state, program_version, restore_program
 
 __all__ = [
     "ADAPTERS",
@@ -22,4 +23,7 @@ __all__ = [
     "load_program",
     "make_adapter",
     "program_inputs",
+    "program_state",
+    "program_version",
+    "restore_program",
 ]

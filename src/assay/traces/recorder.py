@@ -36,10 +36,10 @@ class Recorder(BaseCallback):  # type: ignore[misc]
     (`unseen`): a program that makes its own `dspy.LM` is counted, never silently missed.
     """
 
-    def __init__(self, store: Store | None = None, *, run_id: str = "") -> None:
+    def __init__(self, store: Store | None = None, *, run_id: str = "", unseen: int = 0) -> None:
         self.store, self.run_id = store, run_id
         self.phase = ""
-        self.unseen = 0
+        self.unseen = unseen
         self._lock = threading.Lock()
         self._tools: dict[str, tuple[Rollout, ToolCall]] = {}
         self._loose: dict[str, Rollout] = {}
@@ -127,8 +127,7 @@ class Recorder(BaseCallback):  # type: ignore[misc]
         tool = ToolCall(name=str(getattr(instance, "name", instance)), arguments=dict(arguments) if isinstance(arguments, dict) else {})
         with self._lock:
             self._tools[call_id] = (rollout, tool)
-            if rollout.transitions:
-                rollout.transitions[-1].tools.append(tool)
+            (rollout.transitions[-1].tools if rollout.transitions else rollout.early_tools).append(tool)
 
     def on_tool_end(self, call_id: str, outputs: Any | None, exception: Exception | None = None) -> None:
         with self._lock:
@@ -139,5 +138,7 @@ class Recorder(BaseCallback):  # type: ignore[misc]
             tool.error = f"{type(exception).__name__}: {exception}"
         else:
             tool.result = str(outputs)[:_TEXT]
-        if self.store is not None and rollout.transitions:
-            self.store.put_transition(rollout.id, next(t for t in reversed(rollout.transitions) if tool in t.tools))
+        if self.store is not None:
+            for transition in rollout.transitions:
+                if any(tool is other for other in transition.tools):
+                    self.store.put_transition(rollout.id, transition)

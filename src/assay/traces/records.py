@@ -100,12 +100,13 @@ class Rollout:
     consent: str | None = None
     started_at: float = field(default_factory=time.time)
     ended_at: float | None = None
+    early_tools: list[ToolCall] = field(default_factory=list)  # called before the first LM call
     transitions: list[Transition] = field(default_factory=list)
 
     @property
     def tools(self) -> list[ToolCall]:
         """All tool calls, in order."""
-        return [tool for transition in self.transitions for tool in transition.tools]
+        return self.early_tools + [tool for transition in self.transitions for tool in transition.tools]
 
     @property
     def tokens(self) -> int:

@@ -49,6 +49,7 @@ rollouts = Table(
     Column("score", Float),
     Column("coverage", Float),
     Column("verdicts_json", Text, nullable=False),
+    Column("early_tools_json", Text, nullable=False),
     Column("human_rating", Float),
     Column("tenant", String(255)),
     Column("data_subject", String(255)),

@@ -28,7 +28,7 @@ __all__ = ["Store", "store_url"]
 _BATCH = 500  # rows a transaction
 _INTERVAL_S = 0.25
 _QUEUE = 50_000  # rows that may wait before writers do
-_JSON_ROLLOUT = {"parameters", "adapters", "inputs", "prediction", "verdicts"}
+_JSON_ROLLOUT = {"parameters", "adapters", "inputs", "prediction", "verdicts", "early_tools"}
 _JSON_TRANSITION = {"adapters", "request", "response", "tools", "token_ids", "logprobs", "step_rewards"}
 
 
@@ -216,14 +216,22 @@ class Store:
             sa.select(
                 r.c.phase, sa.func.sum(asked), sa.func.sum(asked * sa.func.coalesce(t.c.prompt_tokens, 0)),
                 sa.func.sum(asked * sa.func.coalesce(t.c.completion_tokens, 0)), sa.func.sum(asked * sa.func.coalesce(t.c.cost_usd, 0.0)),
+                sa.func.sum(sa.case((sa.and_(t.c.cost_usd.is_(None), t.c.error.is_(None)), asked), else_=0)),
             ).select_from(t.join(r, r.c.id == t.c.rollout_id)).where(r.c.run_id == run_id).group_by(r.c.phase)
         )  # fmt: skip
         with self.engine.connect() as connection:
             rows = connection.execute(query).all()
         return {
-            phase or "search": Usage(calls=int(calls), prompt_tokens=int(prompt), completion_tokens=int(completion), cost_usd=float(cost))
-            for phase, calls, prompt, completion, cost in rows
+            phase or "search": Usage(
+                calls=int(calls), prompt_tokens=int(prompt), completion_tokens=int(completion), cost_usd=float(cost), unpriced=int(unpriced)
+            )
+            for phase, calls, prompt, completion, cost, unpriced in rows
         }
+
+    def unseen(self, run_id: str) -> int:
+        """LM calls of a run that went past the recorder, as far as it was written when it ended."""
+        with self.engine.connect() as connection:
+            return int(connection.execute(sa.select(schema.runs.c.unseen).where(schema.runs.c.id == run_id)).scalar() or 0)
 
     def stats(self, *, run_id: str | None = None) -> dict[str, Any]:
         """Counts: rollouts, transitions, unseen calls, cached, errors, tokens, dollars, mean score, rollouts by split."""
@@ -311,7 +319,7 @@ def _row(record: Rollout | Transition, as_json: set[str]) -> dict[str, Any]:
     for item in fields(record):
         value = getattr(record, item.name)
         if item.name in as_json:
-            if item.name in ("tools", "verdicts"):
+            if item.name in ("tools", "verdicts", "early_tools"):
                 value = [asdict(part) for part in value]
             row[f"{item.name}_json"] = None if value is None else _json(value)
         elif isinstance(value, str):
@@ -331,6 +339,7 @@ def _rollout(row: Any) -> Rollout:
     plain = {key: value for key, value in row.items() if not key.endswith("_json")}
     loaded = _load(row, sorted(_JSON_ROLLOUT))
     loaded["verdicts"] = [Verdict(**verdict) for verdict in loaded["verdicts"]]
+    loaded["early_tools"] = [ToolCall(**tool) for tool in loaded["early_tools"]]
     loaded["adapters"] = tuple(loaded["adapters"])
     return Rollout(**plain, **loaded)
 

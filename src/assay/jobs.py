@@ -1,0 +1,203 @@
+"""An opened run: its settings, lock, store, meter, model, rubric, program and splits. What every command shares."""
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import dspy
+from filelock import FileLock, Timeout
+
+from assay.datasets import SPLITS, Splits, load_splits
+from assay.deployment import Artifact, load_artifact
+from assay.deployment.artifact import is_artifact
+from assay.errors import BudgetExceeded, Cancelled, ConfigError
+from assay.judges import resolver
+from assay.models import Caps, Meter, ResponseCache, get_lm, with_recording
+from assay.optimizers import Progress, Session, Student
+from assay.programs import load_program, program_inputs
+from assay.programs.loading import program_class
+from assay.rubrics import Rubric
+from assay.rubrics import load_rubric as read_rubric
+from assay.traces import Recorder, Store, store_url
+
+__all__ = ["DEFAULT_MODEL", "Job", "RunConfig", "home_of", "load_rubric", "open_job"]
+
+DEFAULT_MODEL = "embedded/smollm2-135m"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """What every run needs, from flags or arguments. `parameters` are agent parameters by name."""
+
+    program: str
+    rubric: str
+    data: str
+    kind: str = "compile"
+    model: str = DEFAULT_MODEL
+    judge_model: str | None = None
+    reflection_model: str | None = None
+    api_base: str | None = None
+    optimizer: str = "auto"
+    adapter: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    threads: int | None = None
+    max_calls: int | None = None
+    max_search_calls: int | None = None
+    max_tokens: int | None = None
+    max_cost_usd: float | None = None
+    rename: Mapping[str, str] = field(default_factory=dict)
+    salt: str = "assay"
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    threshold: float = 0.8
+    demos: int = 4
+    cache: bool = True
+
+    def __post_init__(self) -> None:
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"threads={self.threads!r} must be at least 1")
+        if small := {name: size for name, size in self.sizes.items() if size < 1}:
+            raise ConfigError(f"sizes {small} must be at least 1")
+        if unknown := sorted(set(self.sizes) - set(SPLITS)):
+            raise ConfigError(f"sizes names {unknown}; the splits are {', '.join(SPLITS)}")
+
+    @classmethod
+    def of(cls, program: str | dspy.Module, rubric: str | Path | Rubric, data: str, lm: dspy.LM | None, **options: Any) -> "RunConfig":
+        """The settings of a job whose program, rubric or model may be objects: here they go by their names."""
+        name = program if isinstance(program, str) else f"{type(program).__module__}:{type(program).__qualname__}"
+        model = {} if lm is None else {"model": lm.model}
+        return cls(program=name, rubric=rubric.name if isinstance(rubric, Rubric) else str(rubric), data=data, **{**options, **model})
+
+    @property
+    def caps(self) -> Caps:
+        return Caps(calls=self.max_calls, tokens=self.max_tokens, cost_usd=self.max_cost_usd, search_calls=self.max_search_calls)
+
+    @property
+    def key(self) -> str:
+        """12 hex digits that are the same for the same job, whatever its caps and threads."""
+        whole = {k: v for k, v in asdict(self).items() if not k.startswith("max_") and k not in ("threads", "cache")}
+        return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def load_rubric(source: str | Path | Rubric, *, judge_lm: dspy.LM | None = None) -> Rubric:
+    """A rubric from a YAML file or by a shipped name, its judge criteria decided by `judge_lm`."""
+    rubric = source if isinstance(source, Rubric) else read_rubric(source)
+    return rubric.with_resolver(resolver(judge_lm)) if judge_lm is not None and rubric.resolver is None else rubric
+
+
+@dataclass
+class Job:
+    """An opened run: everything that `compile` and `evaluate` share."""
+
+    config: RunConfig
+    folder: Path
+    run_id: str
+    splits: Splits
+    student: Student
+    session: Session
+    store: Store
+    artifact: Artifact | None
+    status: str = "done"
+
+
+@contextmanager
+def open_job(
+    config: RunConfig,
+    *,
+    program: str | dspy.Module,
+    rubric: str | Path | Rubric,
+    lm: dspy.LM | None = None,
+    progress: Progress,
+    store: str | Path | None = None,
+    resume: bool = False,
+    need: tuple[str, ...] = SPLITS,
+) -> Iterator[Job]:
+    """Opens what a run needs, holds its lock while it is open, and writes in the store how it ended (`Job.status`).
+
+    Args:
+        need: splits that must not be empty.
+    Raises:
+        AssayError: what was wrong, which rule, what to do; nothing has been asked of a model by then.
+    """
+    logging.getLogger("dspy").setLevel(logging.ERROR)
+    home = home_of(store)
+    given = None if isinstance(program, str) else program
+    artifact = load_artifact(config.program) if given is None and is_artifact(config.program) else None
+    known = artifact.program if artifact else given
+    name = artifact.manifest["program"] if artifact else config.program
+    inputs = program_inputs(known if known is not None else program_class(name))
+    checked = load_rubric(rubric)
+    splits = load_splits(config.data, inputs=inputs, rename=config.rename, salt=config.salt, limits=config.sizes, need=need)
+    if known is None:
+        known = load_program(name, tasks=splits.train + splits.val)
+    if artifact is not None and artifact.manifest["data"]["salt"] != config.salt and config.kind == "compile":
+        raise ConfigError(
+            f"salt={config.salt!r} is not the artifact's {artifact.manifest['data']['salt']!r}: what it was compiled on would fall into "
+            "the new test split. Use the artifact's salt"
+        )
+    opened = Store(store)
+    lock = FileLock(home / "runs" / f"{config.key}.lock")
+    try:
+        (home / "runs").mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        opened.close()
+        raise ConfigError(f"this very job is running already (its lock is {home / 'runs' / (config.key + '.lock')})") from None
+    run_id, started = _run_id(opened, config.key, resume), time.time()
+    recorder = Recorder(opened, run_id=run_id, unseen=opened.unseen(run_id) if resume else 0)
+    meter = Meter(config.caps, spent=opened.spent(run_id) if resume else None)
+    status = "failed"
+    try:
+        cache = ResponseCache(home / "cache" / "responses.db") if config.cache else ResponseCache()
+        shared: dict[str, Any] = {"cache": cache, "meter": meter, "observers": [recorder.observe]}
+        client: dict[str, Any] = {"api_base": config.api_base} if config.api_base else {}
+        model = with_recording(lm, **shared) if lm is not None else get_lm(config.model, seed=config.seed, **shared, **client)
+        judge = get_lm(config.judge_model, temperature=0.1, seed=config.seed, **shared) if config.judge_model else model.copy(temperature=0.1)
+        reflection = get_lm(config.reflection_model, temperature=1.0, max_tokens=4096, **shared) if config.reflection_model else None
+        session = Session(
+            lm=model, rubric=load_rubric(checked, judge_lm=judge), recorder=recorder, meter=meter, program_name=name,
+            seed=config.seed, threads=config.threads or model.recording.backend.concurrency, progress=progress, prompt_lm=reflection,
+        )  # fmt: skip
+        settings = artifact.settings if artifact else {"adapter": None, "parameters": {}}
+        student = Student(known, session, adapter=config.adapter or settings["adapter"])
+        student.set_parameters({**settings["parameters"], **config.parameters})
+        opened.put_run(run_id, kind=config.kind, config=asdict(config), status="running", started_at=started)
+        job = Job(config, home / "runs" / run_id, run_id, splits, student, session, opened, artifact)
+        yield job
+        status = job.status
+    except (Cancelled, KeyboardInterrupt, BudgetExceeded):
+        status = "stopped"
+        raise
+    finally:
+        opened.put_run(run_id, kind=config.kind, config=asdict(config), status=status, started_at=started, unseen=recorder.unseen)
+        _close(opened, progress)
+        lock.release()
+
+
+def _close(store: Store, progress: Progress) -> None:
+    try:
+        store.close()
+    except Exception as error:  # the run's result must not be lost with its last rows
+        progress.say(f"warning: {error}")
+
+
+def home_of(store: str | Path | None) -> Path:
+    """The folder of runs, cache and artifacts: beside the SQLite file, `.assay` where the store is a server."""
+    url = store_url(store)
+    return Path(url.removeprefix("sqlite:///")).parent if url.startswith("sqlite:///") else Path(".assay")
+
+
+def _run_id(store: Store, key: str, resume: bool) -> str:
+    earlier = store.runs(key)
+    if resume:
+        unfinished = [run_id for run_id, status in earlier if status != "done"]
+        if not unfinished:
+            raise ConfigError("there is no unfinished run of this job to resume (same program, rubric, data, model, optimizer and seed)")
+        return unfinished[-1]
+    return f"{key}-{len(earlier) + 1}"

@@ -1,0 +1,47 @@
+"""What a compiled program is made of: its state as JSON, the program again from it, and the version that names it."""
+
+import copy
+import hashlib
+import json
+from typing import Any
+
+import dspy
+
+from assay.programs.compose import EnsembleProgram, NearestDemos
+from assay.programs.loading import load_program
+
+__all__ = ["program_state", "program_version", "restore_program"]
+
+
+def program_state(program: dspy.Module) -> dict[str, Any]:
+    """JSON-ready: instructions and demonstrations of every predictor, composites included; no model, no traces."""
+    if isinstance(program, NearestDemos):
+        return {"kind": "nearest", "inner": program_state(program.program), "pool": program.pool, "k": program.k}
+    if isinstance(program, EnsembleProgram):
+        return {"kind": "ensemble", "members": [program_state(member) for member in program.members]}
+    state = program.dump_state()
+    for name, part in state.items():  # what a run leaves behind goes, and the model, which an artifact names itself
+        if isinstance(part, dict) and "demos" in part:
+            state[name] = {**part, "traces": [], "train": [], "lm": None}
+    return {"kind": "program", "state": state}
+
+
+def program_version(program: dspy.Module, adapter: str | None) -> str:
+    """12 hex digits that are the same for the same prompts under the same adapter; parameters are told apart by themselves."""
+    text = json.dumps([program_state(program), adapter], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:12]
+
+
+def restore_program(name: str, config: dict[str, Any], state: dict[str, Any], fresh: dspy.Module | None = None) -> dspy.Module:
+    """The program of a state: built by its name, or into a copy of `fresh`.
+
+    Raises:
+        ProgramError: it cannot be built by that name.
+    """
+    if state["kind"] == "nearest":
+        return NearestDemos(restore_program(name, config, state["inner"], fresh), state["pool"], k=state["k"])
+    if state["kind"] == "ensemble":
+        return EnsembleProgram([restore_program(name, config, member, fresh) for member in state["members"]])
+    program = load_program(name, config=config) if fresh is None else copy.deepcopy(fresh)
+    program.load_state(state["state"])
+    return program
