@@ -83,6 +83,10 @@ def test_the_artifact_runs_evaluates_and_its_calls_are_in_the_store(compiled: tu
     assert shown["transitions"][0]["request"]["messages"]
     assert shown["transitions"][0]["token_ids"]
     assert "answer" in here("run", data["artifact"], "question=What is 20 + 22?")
+    ran = here("traces", "show", here("traces", "list", "--limit", "1")["rollouts"][0]["id"])
+    assert ran["inputs"] == {"question": "What is 20 + 22?"}
+    assert ran["transitions"]
+    assert ran["program_version"] == shown["program_version"]  # the compiled program, as on the test split
     again = here("evaluate", data["artifact"], "--rubric", "math_qa", "--data", "arithmetic:size=80", "--split", "test", "--size", "5")
     assert again["result"]["score"] == data["test"]["compiled"]["score"]  # the same program, from the response cache
     assert again["calls"] == 0

@@ -128,6 +128,20 @@ def test_a_run_that_a_cap_ended_resumes_under_a_higher_one(tmp_path: Path) -> No
         compile_it("auto", tmp_path, resume=True)
 
 
+def test_an_evaluation_keeps_what_it_finished_at_a_cap_and_goes_on(tmp_path: Path) -> None:
+    def evaluate(**options: Any) -> dict[str, Any]:
+        store = tmp_path / "assay.db"
+        report = assay.evaluate("math_qa", rubric="math_qa", data=DATA, sizes={"val": 8}, lm=scripted_lm(student_of_examples), store=store, **options)
+        return report.to_dict()
+
+    first = evaluate(max_calls=5, threads=1)
+    assert 0 < first["result"]["n"] < 8
+    assert "cap of 5 calls" in first["stopped"]
+    second = evaluate(max_calls=100, resume=True)
+    assert (second["result"]["n"], second["stopped"]) == (8, None)
+    assert second["calls"] == evaluate(cache=False)["calls"]  # the five before count, and none was made twice
+
+
 def test_a_race_that_the_cap_cuts_short_does_not_favour_who_ran_first() -> None:
     session = scripted_session(caps=Caps(search_calls=95))
     good, bad = (Student(MathQA(), session) for _ in range(2))
