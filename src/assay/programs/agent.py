@@ -192,7 +192,7 @@ class ToolAgent(Agent):
     def _demonstrate(self, inputs: dict[str, Any], observations: list[str], action: str) -> None:
         """Puts a decision that the parameters forced into the trace, as if the agent had made it."""
         if dspy.settings.trace is not None:
-            thought = "The results give the answer." if action == _ANSWER else "This must be calculated first."
+            thought = f"The result is {observations[-1].rpartition(' = ')[2]}." if observations else "No results yet."
             given = {**inputs, "results": "\n".join(observations)}
             dspy.settings.trace.append((self.decide, given, dspy.Prediction(thought=thought, action=action)))
 
