@@ -3,9 +3,10 @@
 import copy
 import math
 import random
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dspy
@@ -21,6 +22,9 @@ _BATCH = 4
 _HOT = 1.0  # temperature of a further try
 _TRIES = 4  # of one task
 
+Steps = tuple[tuple[str, dict[str, Any], dict[str, Any]], ...]
+Run = tuple[dspy.Prediction, Steps]
+
 
 @dataclass(frozen=True)
 class Demonstration:
@@ -30,7 +34,7 @@ class Demonstration:
     """
 
     task: Task
-    steps: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...]
+    steps: Steps
     score: float
     failures: int = 0
 
@@ -91,8 +95,9 @@ def explore(
 ) -> Exploration:
     """Runs variants of the program on training tasks until `want` successes are found or `max_calls` are made.
 
-    Variants that succeed are tried more often; tasks that fail come back up to three times, at a higher temperature, so
-    that the successes do not only show what is easy.
+    Variants that succeed are tried more often. So that the successes do not only show what is easy, a run that went
+    wrong in its last step alone is corrected by the task's label (`_corrected`), and other tasks that fail come back up to
+    three times at a higher temperature.
     """
     variants, found = teacher_variants(student, adapters), dict[str, Demonstration]()
     queue = [(task, 0) for task in tasks]
@@ -110,13 +115,17 @@ def explore(
                 runs = _run_batch(variant, batch, session)
             except BudgetExceeded:
                 break
-            for (task, attempt), (score, steps) in zip(batch, runs, strict=True):
+            for (task, attempt), (prediction, steps) in zip(batch, runs, strict=True):
+                score = prediction._result.value
                 if math.isnan(score):
                     continue  # unscored is neither a success nor a failure
                 variant.tried += 1
                 if score >= threshold:
                     variant.succeeded += 1
                     found[task.id] = Demonstration(task, steps, score, failures=attempt)
+                    advance(1)
+                elif (repaired := _corrected(task, steps, prediction, session, threshold)) is not None:
+                    found[task.id] = replace(repaired, failures=attempt + 1)
                     advance(1)
                 elif attempt + 1 < _TRIES and variant.succeeded:
                     queue.insert(0, (task, attempt + 1))
@@ -127,7 +136,24 @@ def explore(
     return exploration
 
 
-Run = tuple[float, tuple[tuple[str, dict[str, Any], dict[str, Any]], ...]]
+def _corrected(task: Task, steps: Steps, prediction: dspy.Prediction, session: Session, threshold: float) -> Demonstration | None:
+    """The run with the label as its last step's output, where that step was given the label and gave something else.
+
+    What leads to the label must stand in the step's inputs, so that nothing is shown that could only be guessed; and the
+    corrected run must be a success by the rubric.
+    """
+    if not steps or getattr(prediction, "_failed", None):
+        return None
+    name, given, output = steps[-1]
+    labels = {field: value for field, value in task.expected.items() if field in output}
+    seen = "\n".join(str(value) for field, value in given.items() if field not in task.inputs)
+    if not labels or not all(re.search(rf"(?<![\w.-]){re.escape(str(value))}(?![\w.])", seen) for value in labels.values()):
+        return None
+    right = dspy.Prediction(**{**dict(prediction.items()), **labels})
+    score = session.rubric.score(task, right, prediction._rollout).value
+    if not score >= threshold:  # NaN included
+        return None
+    return Demonstration(task, (*steps[:-1], (name, given, {**output, **labels})), score)
 
 
 def _run_batch(variant: Variant, batch: Sequence[tuple[Task, int]], session: Session) -> list[Run]:
@@ -146,7 +172,7 @@ def _run_batch(variant: Variant, batch: Sequence[tuple[Task, int]], session: Ses
             prediction = student(**dict(task.inputs))
             trace = list(dspy.settings.trace)
         steps = tuple((names[id(p)], dict(given), dict(output.items())) for p, given, output in trace if id(p) in names)
-        return prediction._result.value, steps
+        return prediction, steps
 
     with ThreadPoolExecutor(max_workers=max(1, session.threads)) as pool:
         return list(pool.map(one, batch))

@@ -198,7 +198,7 @@ class _Search:
         """The successes of the program's variants on train as demonstrations, under the adapter that succeeds most."""
         demos, session = self.config.demos, self.session
         found = explore(
-            self.student, self.splits.train, session, adapters=adapters, want=3 * demos,
+            self.student, self.splits.train, session, adapters=adapters, want=4 * demos,
             max_calls=0.25 * left if math.isfinite(left) else 10 * _REFLECTIVE, threshold=self.config.threshold,
         )  # fmt: skip
         self.explored = found.variants
