@@ -56,10 +56,24 @@ def test_errors_name_file_and_line(tmp_path: Path, name: str, content: bytes, me
         load_tasks(str(tmp_path / name))
 
 
-@pytest.mark.parametrize("spec", ["missing.jsonl", "arithmetic:terms=0", "arithmetic:ops=/", "arithmetic:size=x", "arithmetic:colour=red"])
+@pytest.mark.parametrize("spec", ["missing.jsonl", "arithmetic:terms=0", "arithmetic:ops=/", "arithmetic:size=x", "arithmetic:colour=red", "hf:", "hf:a/b:c:d:e"])
 def test_wrong_specs_are_refused(spec: str) -> None:
     with pytest.raises(DataError):
         load_tasks(spec)
+
+
+def test_a_dataset_of_the_hub_streams_by_name_config_and_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's own library, on a folder laid out as a repository is: no network."""
+    folder = tmp_path / "org" / "sums"
+    folder.mkdir(parents=True)
+    write(folder / "train.jsonl", questions(3))
+    write(folder / "test.jsonl", questions(2))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert [task.inputs["question"] for task in load_tasks("hf:org/sums")] == ["q0", "q1", "q2"]
+    assert len(load_tasks("hf:org/sums:default:test")) == 2
+    with pytest.raises(DataError, match="train"):
+        load_tasks("hf:org/sums:default:nosuch")
 
 
 def test_a_missing_input_names_the_columns_there_are(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from assay.datasets import load_splits
 from assay.errors import ConfigError, SealedSplit
 from assay.models import Caps, Meter, ResponseCache
 from assay.optimizers import OPTIMIZERS, Session, Student, evaluate, paired_gain
-from assay.optimizers.demonstrations import choose, explore, shape
+from assay.optimizers.demonstrations import Demonstration, choose, explore, shape
 from assay.optimizers.racing import Candidate, race
 from assay.programs import MathQA
 from assay.rubrics import load_rubric
@@ -228,6 +228,26 @@ def test_exploring_makes_the_tool_happen() -> None:
     assert found.teacher.settings["parameters"]["tool_usage_threshold"] == 0
     actions = [output["action"] for d in found.demonstrations for name, _, output in d.steps if name == "decide"]
     assert set(actions) == {"calculator", "answer"}
+
+
+def test_a_run_wrong_in_its_last_step_alone_is_corrected_by_the_label() -> None:
+    def loses_signs(request: Any) -> str:
+        reply = json.loads(student_of_examples(request))
+        return json.dumps({name: value.lstrip("-") if name == "answer" else value for name, value in reply.items()})
+
+    def guesses(request: Any) -> str:
+        reply = json.loads(student_of_examples(request))
+        return json.dumps({name: "1 + 1" if name == "expression" else value for name, value in reply.items()})
+
+    def pool(script: Any) -> list[Demonstration]:
+        session = scripted_session(script)
+        with session.context():
+            return explore(Student(MathQA(), session), load_splits(DATA).train[:20], session, adapters=["json"], want=20).demonstrations
+
+    hard = [d for d in pool(loses_signs) if d.failures]
+    assert hard
+    assert all(d.steps[-1][2]["answer"] == str(d.task.expected["answer"]) and str(d.task.expected["answer"])[0] == "-" for d in hard)
+    assert pool(guesses) == []  # the label stands nowhere in what these runs saw: showing it would teach guessing
 
 
 def test_diverse_demonstrations_cover_what_random_ones_miss() -> None:

@@ -113,13 +113,15 @@ def _hub(rest: str) -> Iterator[Row]:
     except ImportError as error:
         raise MissingExtra("datasets", "hf") from error
     name, *more = rest.split(":")
+    if not name or len(more) > 2:
+        raise DataError(f"hf:{rest}: expected hf:org/name, hf:org/name:config or hf:org/name:config:split")
     config = more[0] if more else None
     split = more[1] if len(more) > 1 else "train"
     try:
         rows = load_dataset(name, config, split=split, streaming=True)
         for number, row in enumerate(rows, 1):
             yield f"hf:{rest}:row {number}", dict(row)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # the library passes on whatever its file systems and builders raise
         raise DataError(f"cannot load hf:{rest}: {error}") from error
 
 
