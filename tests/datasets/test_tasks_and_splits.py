@@ -56,7 +56,9 @@ def test_errors_name_file_and_line(tmp_path: Path, name: str, content: bytes, me
         load_tasks(str(tmp_path / name))
 
 
-@pytest.mark.parametrize("spec", ["missing.jsonl", "arithmetic:terms=0", "arithmetic:ops=/", "arithmetic:size=x", "arithmetic:colour=red", "hf:", "hf:a/b:c:d:e"])
+@pytest.mark.parametrize(
+    "spec", ["missing.jsonl", "arithmetic:terms=0", "arithmetic:ops=/", "arithmetic:size=x", "arithmetic:colour=red", "hf:", "hf:a/b:c:d:e"]
+)
 def test_wrong_specs_are_refused(spec: str) -> None:
     with pytest.raises(DataError):
         load_tasks(spec)

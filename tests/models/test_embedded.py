@@ -1,5 +1,9 @@
 """The embedded model for real: constrained output, log-probabilities, tokens, HTTP."""
 
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Literal
 
 import dspy
@@ -27,6 +31,43 @@ def test_a_damaged_file_is_refused_by_its_hash(tmp_path, monkeypatch) -> None:
     (tmp_path / "models" / EMBEDDED["smollm2-135m"].file).write_bytes(b"GGUF, but not this one")
     with pytest.raises(ModelError, match="not the file it should be"):
         find_model("smollm2-135m")
+
+
+@pytest.fixture
+def hub(embedded: str) -> Iterator[str]:
+    """A server of one file under the hub's own routes and headers."""
+    content = find_model(embedded).read_bytes()
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            model = EMBEDDED["smollm2-135m"]
+            found = self.path == f"/{model.hub_repo}/resolve/main/{model.file}"
+            self.send_response(200 if found else 404)
+            for name, value in (("X-Repo-Commit", "0" * 40), ("ETag", f'"{model.sha256}"'), ("Content-Length", str(len(content) if found else 0))):
+                self.send_header(name, value)
+            self.end_headers()
+
+        def do_GET(self) -> None:
+            self.do_HEAD()
+            self.wfile.write(content)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+def test_the_hub_is_asked_first_and_its_file_verified(hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("ASSAY_HOME", str(tmp_path)), ("HF_ENDPOINT", hub), ("HF_HUB_OFFLINE", "0")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("assay.models.registry._installed", lambda model: None)
+    said: list[str] = []
+    assert pull_model("smollm2-135m", say=said.append).parent == tmp_path / "models"
+    assert "hub" in said[-1]  # no other source had to be asked
+    assert find_model("smollm2-135m").parent == tmp_path / "models"
 
 
 def test_an_unknown_model_names_the_known_ones() -> None:
