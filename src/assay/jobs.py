@@ -141,50 +141,56 @@ def open_job(
             f"salt={config.salt!r} is not the artifact's {artifact.manifest['data']['salt']!r}: what it was compiled on would fall into "
             "the new test split. Use the artifact's salt"
         )
-    opened = Store(store)
-    lock = FileLock(home / "runs" / f"{config.key}.lock")
+    with _only_one(home / "runs" / f"{config.key}.lock"), _opened(store, progress) as opened:
+        run_id, started, status = _run_id(opened, config.key, resume), time.time(), "failed"
+        recorder = Recorder(opened, run_id=run_id, unseen=opened.unseen(run_id) if resume else 0)
+        meter = Meter(config.caps, spent=opened.spent(run_id) if resume else None)
+        try:
+            cache = ResponseCache(home / "cache" / "responses.db") if config.cache else ResponseCache()
+            shared: dict[str, Any] = {"cache": cache, "meter": meter, "observers": [recorder.observe]}
+            client: dict[str, Any] = {"api_base": config.api_base} if config.api_base else {}
+            model = with_recording(lm, **shared) if lm is not None else get_lm(config.model, seed=config.seed, **shared, **client)
+            judge = get_lm(config.judge_model, temperature=0.1, seed=config.seed, **shared) if config.judge_model else model.copy(temperature=0.1)
+            reflection = get_lm(config.reflection_model, temperature=1.0, max_tokens=4096, **shared) if config.reflection_model else None
+            session = Session(
+                lm=model, rubric=load_rubric(checked, judge_lm=judge), recorder=recorder, meter=meter, program_name=name,
+                seed=config.seed, threads=config.threads or model.recording.backend.concurrency, progress=progress, prompt_lm=reflection,
+            )  # fmt: skip
+            settings = artifact.settings if artifact else {"adapter": None, "parameters": {}}
+            student = Student(known, session, adapter=config.adapter or settings["adapter"])
+            student.set_parameters({**settings["parameters"], **config.parameters})
+            opened.put_run(run_id, kind=config.kind, config=asdict(config), status="running", started_at=started)
+            job = Job(config, home / "runs" / run_id, run_id, splits, student, session, opened, artifact)
+            yield job
+            status = job.status
+        except (Cancelled, KeyboardInterrupt, BudgetExceeded):
+            status = "stopped"
+            raise
+        finally:
+            opened.put_run(run_id, kind=config.kind, config=asdict(config), status=status, started_at=started, unseen=recorder.unseen)
+
+
+@contextmanager
+def _only_one(path: Path) -> Iterator[None]:
+    """Held while a job runs, so that the same job does not run twice at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        (home / "runs").mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
+        with FileLock(path).acquire(timeout=0):
+            yield
     except Timeout:
-        opened.close()
-        raise ConfigError(f"this very job is running already (its lock is {home / 'runs' / (config.key + '.lock')})") from None
-    run_id, started = _run_id(opened, config.key, resume), time.time()
-    recorder = Recorder(opened, run_id=run_id, unseen=opened.unseen(run_id) if resume else 0)
-    meter = Meter(config.caps, spent=opened.spent(run_id) if resume else None)
-    status = "failed"
+        raise ConfigError(f"this very job is running already (its lock is {path})") from None
+
+
+@contextmanager
+def _opened(store: str | Path | None, progress: Progress) -> Iterator[Store]:
+    opened = Store(store)
     try:
-        cache = ResponseCache(home / "cache" / "responses.db") if config.cache else ResponseCache()
-        shared: dict[str, Any] = {"cache": cache, "meter": meter, "observers": [recorder.observe]}
-        client: dict[str, Any] = {"api_base": config.api_base} if config.api_base else {}
-        model = with_recording(lm, **shared) if lm is not None else get_lm(config.model, seed=config.seed, **shared, **client)
-        judge = get_lm(config.judge_model, temperature=0.1, seed=config.seed, **shared) if config.judge_model else model.copy(temperature=0.1)
-        reflection = get_lm(config.reflection_model, temperature=1.0, max_tokens=4096, **shared) if config.reflection_model else None
-        session = Session(
-            lm=model, rubric=load_rubric(checked, judge_lm=judge), recorder=recorder, meter=meter, program_name=name,
-            seed=config.seed, threads=config.threads or model.recording.backend.concurrency, progress=progress, prompt_lm=reflection,
-        )  # fmt: skip
-        settings = artifact.settings if artifact else {"adapter": None, "parameters": {}}
-        student = Student(known, session, adapter=config.adapter or settings["adapter"])
-        student.set_parameters({**settings["parameters"], **config.parameters})
-        opened.put_run(run_id, kind=config.kind, config=asdict(config), status="running", started_at=started)
-        job = Job(config, home / "runs" / run_id, run_id, splits, student, session, opened, artifact)
-        yield job
-        status = job.status
-    except (Cancelled, KeyboardInterrupt, BudgetExceeded):
-        status = "stopped"
-        raise
+        yield opened
     finally:
-        opened.put_run(run_id, kind=config.kind, config=asdict(config), status=status, started_at=started, unseen=recorder.unseen)
-        _close(opened, progress)
-        lock.release()
-
-
-def _close(store: Store, progress: Progress) -> None:
-    try:
-        store.close()
-    except Exception as error:  # the run's result must not be lost with its last rows
-        progress.say(f"warning: {error}")
+        try:
+            opened.close()
+        except Exception as error:  # the run's result must not be lost with its last rows
+            progress.say(f"warning: {error}")
 
 
 def home_of(store: str | Path | None) -> Path:

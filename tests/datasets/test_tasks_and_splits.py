@@ -57,7 +57,17 @@ def test_errors_name_file_and_line(tmp_path: Path, name: str, content: bytes, me
 
 
 @pytest.mark.parametrize(
-    "spec", ["missing.jsonl", "arithmetic:terms=0", "arithmetic:ops=/", "arithmetic:size=x", "arithmetic:colour=red", "hf:", "hf:a/b:c:d:e"]
+    "spec",
+    [
+        "missing.jsonl",
+        "arithmetic:terms=0",
+        "arithmetic:ops=/",
+        "arithmetic:size=x",
+        "arithmetic:colour=red",
+        "arithmetic:signs=true",
+        "hf:",
+        "hf:a/b:c:d:e",
+    ],
 )
 def test_wrong_specs_are_refused(spec: str) -> None:
     with pytest.raises(DataError):
@@ -129,7 +139,7 @@ def test_a_file_may_name_its_splits(tmp_path: Path) -> None:
     names = ["train", "validation", "gate", "test"]
     splits = load_splits(write(tmp_path / "a.jsonl", [{**row, "split": names[i % 4]} for i, row in enumerate(questions(8))]))
     assert splits.sizes() == {"train": 2, "val": 2, "gate": 2, "test": 2}
-    with pytest.raises(DataError, match="names the split 'holdout'"):
+    with pytest.raises(DataError, match=":1: the split 'holdout' does not exist"):
         load_splits(write(tmp_path / "b.jsonl", [{**questions(1)[0], "split": "holdout"}]))
 
 

@@ -8,7 +8,7 @@ import dspy
 import pytest
 
 from assay.errors import BudgetExceeded, Cancelled, ConfigError
-from assay.models import Call, Caps, Meter, ResponseCache, sample_scope
+from assay.models import Call, Caps, Meter, ResponseCache, get_lm, sample_scope
 from assay.testing import scripted_lm
 
 
@@ -39,6 +39,26 @@ def test_a_cap_on_tokens_stops() -> None:
     lm("a"), lm("b")
     with pytest.raises(BudgetExceeded, match="30 tokens"):
         lm("c")
+
+
+def test_a_cap_on_dollars_stops() -> None:
+    lm = scripted_lm(lambda request: "yes", price_usd=0.4, meter=Meter(Caps(cost_usd=1.0)))
+    lm("a"), lm("b"), lm("c")
+    with pytest.raises(BudgetExceeded, match="cap of 1 dollars"):
+        lm("d")
+
+
+def test_a_cap_on_dollars_that_cannot_be_kept_stops_too() -> None:
+    lm = scripted_lm(lambda request: "yes", price_usd=None, meter=Meter(Caps(cost_usd=1.0)))
+    lm("a")
+    with pytest.raises(BudgetExceeded, match="no known price"):
+        lm("b")
+
+
+def test_models_that_refuse_a_temperature_are_sent_none() -> None:
+    reasons, plain = (get_lm(name, temperature=0.3, max_tokens=100, api_key="none") for name in ("openai/o3", "openai/gpt-4o"))
+    assert (reasons.kwargs["temperature"], reasons.copy(temperature=0.5).kwargs["temperature"]) == (None, None)
+    assert (plain.kwargs["temperature"], plain.copy(temperature=0.5).kwargs["temperature"]) == (0.3, 0.5)
 
 
 @pytest.mark.parametrize("bad", [-1, float("nan")])

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from assay.datasets import make_task
 from assay.errors import RubricError
-from assay.rubrics import NoGrade, checks, load_rubric
-from assay.rubrics.loading import rubric_schema
+from assay.rubrics import NoGrade, checks, load_rubric, rubric_schema
 
 TASK = make_task({"question": "?", "answer": "1,234.5"})
 
@@ -22,7 +21,12 @@ TASK = make_task({"question": "?", "answer": "1,234.5"})
         ("name: a\ncriteria:\n- {name: x, check: numerik}\n", r"r\.yaml:3: no check is called 'numerik'.*Did you mean 'numeric'"),
         ("name: a\ncriteria:\n- {name: x, check: 'nowhere:f'}\n", r"r\.yaml:3: check 'nowhere:f' cannot be imported"),
         ("name: a\ncriteria:\n- {name: x, check: numeric, with: {tolerence: 1}}\n", r"r\.yaml:3: .*cannot be called"),
-        ("name: a\ncriteria:\n- {name: x, check: numeric, weight: 0}\n", r"weight above 0"),
+        ("name: a\ncriteria:\n- {name: x, check: numeric, weight: 0}\n", r"r\.yaml:2: .*weight above 0"),
+        ("name: a\ncriteria:\n- {name: x, check: regex, with: {pattern: '('}}\n", r"r\.yaml:3: .*regex.*missing \)"),
+        ("name: a\ncriteria:\n- {name: x, check: json_schema, with: {schema: {type: thing}}}\n", r"r\.yaml:3: .*'thing'"),
+        ("name: a\ncriteria:\n- name: x\n  check: numeric\n  name: y\n", r"r\.yaml:5: the key 'name'.*second time"),
+        ("name: a\ncriteria:\n- {name: x, check: nope}\n- {name: y, check: nono}\n", r"(?s)r\.yaml:3: .*'nope'.*r\.yaml:4: .*'nono'"),
+        ("name: a\ncriteria:\n- {name: x, check: numeric}\n- {name: x, check: exact}\n", r"r\.yaml:4: .*'x' already"),
         ("name: a\ncriteria:\n- {name: x, check: numeric, weight: .nan}\n", r"r\.yaml:3: .*weight"),
         ("name: a\ncriteria:\n- name: x\n  check: numeric\n  essential: {cap: 3}\n", r"r\.yaml:5: .*cap"),
         ("name: a\ncriteria:\n- {name: x, check: numeric, scope: middle}\n", r"'final' or 'step'"),
@@ -73,6 +77,19 @@ def test_judges_without_a_model_are_unscored(tmp_path: Path) -> None:
 )
 def test_numeric(found: Any, grade: int) -> None:
     assert checks.numeric(TASK, {"answer": found}, None).value == grade
+
+
+def test_long_whole_numbers_are_compared_digit_by_digit() -> None:
+    task = make_task({"question": "?", "answer": "9007199254740993"})
+    assert [checks.numeric(task, {"answer": text}, None).value for text in ("9007199254740992", "9007199254740993")] == [0, 1]
+    huge = make_task({"question": "?", "answer": "1" + "0" * 400})
+    assert checks.numeric(huge, {"answer": "1" + "0" * 400}, None).value == 1
+
+
+def test_a_scale_may_be_written_in_plain_words(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text("name: a\ncriteria:\n- {name: x, judge: 'ok?', scale: [no, partly, yes]}\n")
+    assert load_rubric(path).criteria[0].judge.scale == ("no", "partly", "yes")
 
 
 def test_numeric_reads_gsm8k_answers() -> None:

@@ -1,5 +1,6 @@
 """Scores, caps, NaN and coverage, with the arithmetic shown."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -122,6 +123,22 @@ def test_the_metric_is_a_number_a_bool_or_feedback_and_never_nan() -> None:
 def test_versions_follow_the_content() -> None:
     assert rubric((1, 1.0)).version == rubric((1, 1.0)).version
     assert rubric((1, 1.0)).version != rubric((2, 1.0)).version
+
+
+def test_any_callable_is_a_check_with_a_version() -> None:
+    class Fixed:
+        def __call__(self, task: Any, prediction: Any, rollout: Any) -> float:
+            return 1.0
+
+    def at_least(task: Any, prediction: Any, rollout: Any, least: int) -> bool:
+        return prediction["answer"] >= least
+
+    def of(check: Any) -> Rubric:
+        return Rubric("r", [Criterion(name="c", check=check)])
+
+    assert of(Fixed()).score({"question": "?"}, {"answer": 1}).value == 1.0
+    versions = {of(check).version for check in (Fixed(), functools.partial(at_least, least=1), functools.partial(at_least, least=2))}
+    assert len(versions) == 3
 
 
 def test_step_rewards_are_capped_below_the_answer() -> None:

@@ -79,7 +79,7 @@ def _no_constant(name: str) -> float:
 
 def _csv(path: Path) -> Iterator[Row]:
     csv.field_size_limit(_MAX_LINE)
-    reader = csv.DictReader((line for _, line in _lines(path)), delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+    reader = csv.DictReader((line for _, line in _lines(path)), delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
     try:
         for row in reader:
             where = f"{path}:{reader.line_num}"
@@ -193,7 +193,9 @@ def _arithmetic(query: str) -> Iterator[Row]:
     options = _options(query, ("terms", "digits", "ops", "signs", "size", "seed"), "arithmetic")
     terms, digits = _span(options, "terms", "2-3"), _span(options, "digits", "2-3")
     size, rng = _number(options, "size", 500, at_least=1), random.Random(_number(options, "seed", 0))
-    ops, signs = options.get("ops", "+-"), options.get("signs", "0") == "1"
+    ops, signs = options.get("ops", "+-"), options.get("signs", "0")
+    if signs not in ("0", "1"):
+        raise DataError(f"arithmetic: signs={signs!r} must be 0 or 1")
     if not ops or set(ops) - set("+-*"):
         raise DataError(f"arithmetic: ops={ops!r} must be among + - *")
     seen: set[str] = set()
@@ -201,7 +203,7 @@ def _arithmetic(query: str) -> Iterator[Row]:
     while len(seen) < size:
         if (tries := tries + 1) > 100 * size + 1000:
             raise DataError(f"arithmetic: there are fewer than {size} different tasks of this kind; allow more digits or terms")
-        numbers = [_operand(rng, digits, signs) for _ in range(rng.randint(*terms))]
+        numbers = [_operand(rng, digits, signs == "1") for _ in range(rng.randint(*terms))]
         expression = numbers[0]
         used = [rng.choice(ops) for _ in numbers[1:]]
         for op, number in zip(used, numbers[1:], strict=True):

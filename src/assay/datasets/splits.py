@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from assay.datasets.sources import iter_rows
-from assay.datasets.tasks import Task, make_task
+from assay.datasets.tasks import SPLITS, Task, make_task
 from assay.errors import DataError, SealedSplit
 
 __all__ = ["SHARES", "SPLITS", "Splits", "load_splits", "load_tasks"]
 
-SPLITS = ("train", "val", "gate", "test")
 SHARES: Mapping[str, int] = {"train": 40, "val": 20, "gate": 20, "test": 20}  # per cent
 LIMITS: Mapping[str, int] = {"train": 1000, "val": 300, "gate": 300, "test": 300}  # tasks kept of each split
 
@@ -155,9 +154,7 @@ def collect_splits(tasks: Iterable[Task], *, spec: str, salt: str, limits: Mappi
     for rows, task in enumerate(tasks, 1):
         name, rank = split_of(task.content_hash, salt)
         if task.split is not None:
-            name = {"validation": "val", "dev": "val"}.get(task.split, task.split)
-            if name not in SPLITS:
-                raise DataError(f"{spec}: task {task.id!r} names the split {task.split!r}; there are {', '.join(SPLITS)}")
+            name = task.split
         twin = next((s.ranks[rank] for s in samples.values() if rank in s.ranks), None) or samples[name].offer(rank, rows, task)
         if twin is not None:
             tally["duplicates" if twin.expected == task.expected else "conflicts"] += 1
@@ -166,7 +163,9 @@ def collect_splits(tasks: Iterable[Task], *, spec: str, salt: str, limits: Mappi
     kept = {name: sample.tasks() for name, sample in samples.items()}
     ids = Counter(task.id for tasks_ in kept.values() for task in tasks_)
     if twice := [task_id for task_id, count in ids.items() if count > 1]:
-        raise DataError(f"{spec}: {ids[twice[0]]} different tasks have the id {twice[0]!r}; ids must differ")
+        entries = (entry for sample in samples.values() for heap in sample.heaps.values() for entry in heap)
+        rows_of = sorted(order for _, order, task in entries if task.id == twice[0])
+        raise DataError(f"{spec}: {len(rows_of)} different tasks have the id {twice[0]!r}, those of rows {rows_of[:5]} first; ids must differ")
     if empty := [name for name in need if not kept[name]]:
         raise DataError(
             f"{spec}: no task fell into {', '.join(empty)} ({rows - sum(tally.values())} different tasks in all; "

@@ -9,9 +9,11 @@ from typing import Any
 
 from assay.errors import DataError
 
-__all__ = ["Task", "make_task"]
+__all__ = ["SPLITS", "Task", "make_task"]
 
 _STRUCTURE = {"id", "task_type", "split", "inputs", "expected", "metadata"}
+SPLITS = ("train", "val", "gate", "test")
+_ID = 200  # characters of an id
 _USUAL_OUTPUTS = {"answer", "label", "output", "expected", "target", "category", "gold"}
 
 
@@ -70,7 +72,11 @@ def make_task(row: Mapping[str, Any], *, where: str = "row", inputs: Collection[
     for name, value in {**given, **expected}.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise DataError(f"{where}: {name}={value!r} is not a finite number")
-    split = row.get("split")
+    if len(str(row.get("id") or "")) > _ID:
+        raise DataError(f"{where}: an id of {len(str(row['id']))} characters; at most {_ID} are taken")
+    split = {"validation": "val", "dev": "val"}.get(str(row.get("split")), row.get("split"))
+    if split and split not in SPLITS:
+        raise DataError(f"{where}: the split {split!r} does not exist; there are {', '.join(SPLITS)}")
     return Task(
         id=str(row["id"]) if row.get("id") not in (None, "") else content_hash(given)[:16],
         task_type=str(row.get("task_type") or "default"),

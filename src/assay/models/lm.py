@@ -29,6 +29,7 @@ from dspy.clients.execution import execute, prepare
 
 __all__ = ["LanguageModel", "RecordingEngine", "count_tokens", "get_lm", "sample_scope", "supports", "with_recording"]
 
+_REASONS = "max_completion_tokens"  # how DSPy marks a model that reasons by itself and takes no temperature
 _CLIENT_KEYS = ("api_key", "api_base", "base_url", "timeout", "headers", "extra_headers", "api_version")
 _DEFAULT_TIMEOUT_S = 120.0  # a server that hangs must not hang the run
 _sample: ContextVar[int | None] = ContextVar("assay_sample", default=None)
@@ -223,6 +224,13 @@ class LanguageModel(dspy.LM):  # type: ignore[misc]
         assert isinstance(engine, RecordingEngine)
         return engine
 
+    def copy(self, **kwargs: Any) -> "LanguageModel":
+        """With other settings; a temperature is left out where the model refuses one."""
+        if _REASONS in self.kwargs:
+            kwargs.pop("temperature", None)
+        copied: LanguageModel = super().copy(**kwargs)
+        return copied
+
     def _sample(self, kwargs: dict[str, Any]) -> int | None:
         own = kwargs.get("rollout_id", self.kwargs.get("rollout_id"))
         outer = _sample.get()
@@ -246,7 +254,7 @@ def get_lm(
     meter: Meter | None = None,
     observers: Sequence[Observer] = (),
     temperature: float | None = None,
-    max_tokens: int | None = 512,
+    max_tokens: int | None = None,
     seed: int | None = None,
     num_retries: int = 3,
     **client: Any,
@@ -257,6 +265,8 @@ def get_lm(
         name: `embedded/NAME`, or any name DSPy and litellm know (`openai/…`, `anthropic/…`, `ollama_chat/…`).
         cache: answers repeated requests; None asks the model every time.
         meter: counts and caps; None counts without a cap.
+        temperature: left out for models that refuse one (OpenAI's reasoning models), and so is `max_tokens`.
+        max_tokens: of an answer; by default 512 for an embedded model, the provider's own limit for others.
         seed: sent with every call where the engine takes one.
         client: `api_base`, `api_key`, `timeout` and the like, for hosted models.
     Raises:
@@ -264,7 +274,13 @@ def get_lm(
         MissingExtra: the `embedded` extra is not installed.
     """
     backend: LlamaBackend | HostedBackend
-    backend = LlamaBackend(name) if name.startswith("embedded/") else HostedBackend(dspy.LM(name, cache=False, num_retries=0, **client))
+    if name.startswith("embedded/"):
+        backend, max_tokens = LlamaBackend(name), max_tokens or 512
+    else:
+        hosted = dspy.LM(name, cache=False, num_retries=0, **client)
+        if _REASONS in hosted.kwargs:
+            temperature = max_tokens = None
+        backend = HostedBackend(hosted)
     engine = RecordingEngine(backend, model=name, cache=cache, meter=meter, observers=observers)
     generation: dict[str, Any] = {"temperature": temperature, "max_tokens": max_tokens}
     if seed is not None and "seed" in engine.supported_params:

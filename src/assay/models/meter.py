@@ -116,6 +116,11 @@ class Meter:
             raise Cancelled("the run was stopped")
         used = self.usage
         search = self.of("search").calls if self.phase == "search" else 0
+        if self.caps.cost_usd is not None and used.unpriced:
+            raise BudgetExceeded(
+                f"the cap of ${self.caps.cost_usd:g} cannot be kept: {used.unpriced} calls had no known price. Cap calls or tokens instead",
+                what="dollars",
+            )
         with self._lock:
             pending = self._in_flight
             for what, value, cap in (

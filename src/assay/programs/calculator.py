@@ -113,7 +113,10 @@ def evaluate_expression(expression: str) -> Number:
             if isinstance(node, ast.Constant) and isinstance(node.value, bool):
                 raise CalculatorError("not arithmetic: True and False are no numbers")
             if isinstance(node, ast.Constant) and type(node.value) is float:  # 0.1 means a tenth, exactly
-                node.value = Fraction(str(ast.get_source_segment(text.strip(), node) or node.value))  # type: ignore[assignment]
+                if not math.isfinite(node.value):
+                    raise CalculatorError("the number is too large")
+                written = ast.get_source_segment(text.strip(), node) or node.value
+                node.value = Fraction(str(written if node.value else 0))  # type: ignore[assignment]
         evaluator = SimpleEval(operators=_OPERATORS, functions={"sqrt": _checked(_sqrt)}, names={})
         return _bounded(evaluator.eval(text, previously_parsed=ast.Expr(tree.body)))
     except CalculatorError:

@@ -1,7 +1,7 @@
 """What counts: weighted criteria, decided by code or by a judge, as score, metric and report."""
 
 from assay.rubrics.criteria import Criterion, Essential, Failed, Grade, JudgeSpec, NoGrade
-from assay.rubrics.loading import SHIPPED, load_rubric
+from assay.rubrics.loading import SHIPPED, load_rubric, rubric_schema
 from assay.rubrics.metric import RubricMetric
 from assay.rubrics.rubric import Rubric
 from assay.rubrics.scoring import ScoreResult, fields_of
@@ -19,4 +19,5 @@ __all__ = [
     "ScoreResult",
     "fields_of",
     "load_rubric",
+    "rubric_schema",
 ]

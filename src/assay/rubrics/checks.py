@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 from assay.datasets import Task
-from assay.rubrics.criteria import Grade, NoGrade
+from assay.rubrics.criteria import Grade, NoGrade, arguments_rule
 from assay.traces.records import Rollout
 
 __all__ = [
@@ -75,12 +75,17 @@ def fields_match(task: Task, prediction: dict[str, Any], rollout: Rollout | None
     return Grade(value=float(not wrong) if all_or_nothing else share, reason="; ".join(wrong))
 
 
-def parse_number(value: Any) -> float | None:
-    """The number in a text: after `####` if there, else the last one; `1,200`, `3/4`, `$5`, `12 %` are read. None if none."""
+def parse_number(value: Any) -> float | int | None:
+    """The number in a text: after `####` if there, else the last one; `1,200`, `3/4`, `$5`, `12 %` are read. None if none.
+
+    Whole numbers are exact however long they are.
+    """
     if isinstance(value, bool) or value is None:
         return None
-    if isinstance(value, int | float):
-        return float(value) if math.isfinite(value) else None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
     text = str(value).rpartition("####")[2] or str(value)
     matches = _NUMBER.findall(text[-2000:])
     if not matches:
@@ -88,6 +93,8 @@ def parse_number(value: Any) -> float | None:
     digits = matches[-1].replace(",", "").replace("\u2212", "-")
     try:
         top, _, bottom = digits.partition("/")
+        if digits.lstrip("+-").isdigit():
+            return int(digits)
         number = float(Fraction(top.strip()) / Fraction(bottom.strip())) if bottom else float(top)
     except (ValueError, ZeroDivisionError, OverflowError):
         return None
@@ -106,13 +113,15 @@ def numeric(task: Task, prediction: dict[str, Any], rollout: Rollout | None, fie
     found = _found(prediction, name)
     number = parse_number(found)
     if number is None:
-        return Grade(value=0.0, reason=f"Expected the number {target:g}, found {_text(found)[:200]!r}.")
+        return Grade(value=0.0, reason=f"Expected the number {target}, found {_text(found)[:200]!r}.")
+    exact_target = Fraction(target)
     if tolerance is None:
-        tolerance = 0.0 if target.is_integer() else 1e-6
-    right = abs(number - target) <= tolerance * max(1.0, abs(target))
-    return Grade(value=float(right), reason="" if right else f"Expected {target:.12g}, found {number:.12g}.")
+        tolerance = 0.0 if exact_target.denominator == 1 else 1e-6
+    right = abs(Fraction(number) - exact_target) <= Fraction(tolerance) * max(Fraction(1), abs(exact_target))
+    return Grade(value=float(right), reason="" if right else f"Expected {target}, found {number}.")
 
 
+@arguments_rule(lambda pattern, **_: re.compile(pattern))
 def regex(task: Task, prediction: dict[str, Any], rollout: Rollout | None, pattern: str, field: str = "answer") -> Grade:
     """1 where the whole field matches the pattern."""
     found = _text(_found(prediction, field) or "")[:100_000]
@@ -137,6 +146,13 @@ def one_of(task: Task, prediction: dict[str, Any], rollout: Rollout | None, valu
     return Grade(value=float(allowed), reason="" if allowed else f"{found[:200]!r} is not one of {list(values)}.")
 
 
+def _is_schema(schema: dict[str, Any], **_: Any) -> None:
+    import jsonschema
+
+    jsonschema.validators.validator_for(schema).check_schema(schema)
+
+
+@arguments_rule(_is_schema)
 def json_schema(task: Task, prediction: dict[str, Any], rollout: Rollout | None, schema: dict[str, Any], field: str | None = None) -> Grade:
     """1 where the field (or the whole prediction) holds JSON that the schema accepts."""
     import jsonschema

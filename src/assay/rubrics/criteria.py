@@ -1,5 +1,6 @@
 """Criteria: what is graded, by what, and how much it weighs. Does not grade: `assay.rubrics.scoring` does."""
 
+import functools
 import hashlib
 import inspect
 import math
@@ -9,7 +10,7 @@ from typing import Any
 
 from assay.errors import RubricError
 
-__all__ = ["Check", "Criterion", "Essential", "Failed", "Grade", "JudgeSpec", "NoGrade"]
+__all__ = ["Check", "Criterion", "Essential", "Failed", "Grade", "JudgeSpec", "NoGrade", "arguments_rule"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,16 @@ class Failed:
 
     reason: str
     own: bool = True
+
+
+def arguments_rule(rule: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Marks a check whose `with` arguments are tried by `rule(**arguments)` when the rubric is made; it raises what is wrong."""
+
+    def mark(check: Any) -> Any:
+        check.arguments_rule = rule
+        return check
+
+    return mark
 
 
 Check = Callable[..., Any]  # (task, prediction, rollout, **with) -> bool | float in [0, 1] | Grade | None
@@ -119,6 +130,10 @@ class Criterion:
             ) from None
         except ValueError:
             pass  # a builtin without a signature: the call will tell
+        try:
+            getattr(check, "arguments_rule", dict)(**self.arguments)
+        except Exception as error:
+            raise RubricError(f"criterion {self.name!r}: {self.source or check!r} with {dict(self.arguments)!r}: {str(error).splitlines()[0]}") from None
 
     def describe(self) -> dict[str, Any]:
         """JSON-ready; together with the check's source it decides the rubric's version."""
@@ -126,16 +141,25 @@ class Criterion:
         if self.judge is not None:
             entry["judge"] = {"text": self.judge.text, "scale": list(self.judge.scale), "anchors": dict(self.judge.anchors)}
         else:
-            entry |= {"check": self.source or f"{self.check.__module__}:{self.check.__qualname__}", "with": dict(self.arguments)}  # type: ignore[union-attr]
+            entry |= {"check": self.source or _name_of(self.check), "with": dict(self.arguments)}
             entry["code"] = _code_hash(self.check)
         if self.essential is not None:
             entry["essential"] = {"pass_at": self.essential.pass_at, "cap": self.essential.cap}
         return entry
 
 
+def _name_of(check: Any) -> str:
+    """`module:name` of a function, of a partial's function, or of a callable object's class."""
+    function = check.func if isinstance(check, functools.partial) else check
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
 def _code_hash(check: Any) -> str:
+    if isinstance(check, functools.partial):
+        return f"{_code_hash(check.func)} {check.args!r} {check.keywords!r}"
     try:
-        text = inspect.getsource(check)
+        text = inspect.getsource(check if hasattr(check, "__qualname__") else type(check))
     except (OSError, TypeError):
-        text = getattr(check, "__qualname__", repr(type(check)))
+        text = _name_of(check)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

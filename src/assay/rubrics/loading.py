@@ -3,7 +3,9 @@
 import difflib
 import importlib
 import importlib.util
+import re
 import sys
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +21,18 @@ from assay.rubrics.rubric import STEP_CAP, Resolver, Rubric
 __all__ = ["SHIPPED", "load_rubric", "rubric_schema"]
 
 SHIPPED = ("classify", "extract", "math_qa")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's booleans: `no` and `yes` are words, so that a scale may be written `[no, partly, yes]`."""
+
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"true|false", re.IGNORECASE), list("tTfF"))
 
 
 class _Strict(pydantic.BaseModel):
@@ -72,8 +86,8 @@ def load_rubric(source: str | Path, *, resolver: Resolver | None = None) -> Rubr
     """
     text, shown, folder = _read(str(source))
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
+        node = yaml.compose(text, Loader=_Loader)
+        data = yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise RubricError(f"{shown}: not YAML: {error}") from None
     if not isinstance(data, dict):
@@ -82,16 +96,23 @@ def load_rubric(source: str | Path, *, resolver: Resolver | None = None) -> Rubr
         parsed = _RubricFile.model_validate(data)
     except pydantic.ValidationError as error:
         raise RubricError("\n".join(_explain(shown, node, problem) for problem in error.errors())) from None
-    criteria = []
+    if twice := list(_twice(node)):
+        raise RubricError("\n".join(f"{shown}:{line}: the key {key!r} stands here a second time" for key, line in twice))
+    criteria: dict[str, Criterion] = {}
+    problems = []
     for index, entry in enumerate(parsed.criteria):
         try:
-            criteria.append(_criterion(entry, folder))
+            if entry.name in criteria:
+                raise RubricError(f"there is a criterion {entry.name!r} already")
+            criteria[entry.name] = _criterion(entry, folder)
         except RubricError as error:
-            raise RubricError(f"{shown}:{_line(node, ('criteria', index))}: {error}") from None
+            problems.append(f"{shown}:{_line(node, ('criteria', index))}: {error}")
+    if problems:
+        raise RubricError("\n".join(problems))
     try:
-        return Rubric(parsed.name, criteria, step_cap=parsed.step_cap, resolver=resolver)
+        return Rubric(parsed.name, list(criteria.values()), step_cap=parsed.step_cap, resolver=resolver)
     except RubricError as error:
-        raise RubricError(f"{shown}: {error}") from None
+        raise RubricError(f"{shown}:{_line(node, ('criteria',))}: {error}") from None
 
 
 def _read(source: str) -> tuple[str, str, Path | None]:
@@ -184,6 +205,20 @@ def _valid_keys(location: tuple[Any, ...]) -> list[str]:
     elif "criteria" in location[:-1]:
         model = _CriterionFile
     return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _twice(node: yaml.Node | None) -> Iterator[tuple[str, int]]:
+    """Keys that stand twice in one mapping, with the line of the second; YAML itself takes the last without a word."""
+    if isinstance(node, yaml.MappingNode):
+        seen = set()
+        for key, value in node.value:
+            if key.value in seen:
+                yield key.value, key.start_mark.line + 1
+            seen.add(key.value)
+            yield from _twice(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            yield from _twice(item)
 
 
 def _line(node: yaml.Node | None, location: tuple[Any, ...]) -> int:

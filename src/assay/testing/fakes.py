@@ -47,11 +47,13 @@ class ScriptedEngine:
         pass
 
 
-def scripted_lm(script: Callable[[Any], Any], *, num_retries: int = 0, tokens: tuple[int, int] = (10, 5), **recording: Any) -> LanguageModel:
+def scripted_lm(
+    script: Callable[[Any], Any], *, num_retries: int = 0, tokens: tuple[int, int] = (10, 5), price_usd: float | None = 0.0, **recording: Any
+) -> LanguageModel:
     """A language model over a `ScriptedEngine`; `recording` as in `assay.models.with_recording`. Its engine is `lm.scripted`."""
     import dspy
 
-    engine = ScriptedEngine(script, tokens=tokens)
+    engine = ScriptedEngine(script, tokens=tokens, price_usd=price_usd)
     lm = with_recording(dspy.LM("scripted/model", engine=engine, cache=False, num_retries=num_retries), **recording)
     lm.scripted = engine
     return lm
