@@ -78,12 +78,15 @@ class EvaluationReport:
     meter: Meter
     split: str
     stopped: str | None = None
+    unseen: int = 0
+    dropped_rows: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         usage = self.meter.usage
         return {
             "result": self.evaluation.report(), "split": self.split, "calls": usage.calls, "cached": usage.cached,
             "tokens": usage.tokens, "cost_usd": usage.cost_usd, "stopped": self.stopped,
+            "unseen_calls": self.unseen, "rows_not_stored": self.dropped_rows,
         }  # fmt: skip
 
 
@@ -195,6 +198,7 @@ def _save(job: Job, report: CompileReport, folder: Path) -> Path:
         "assay": __version__,
         "dspy": dspy.__version__,
         "program": job.session.program_name,
+        "version": program_version(compiled.program, compiled.settings["adapter"]),
         "settings": compiled.settings,
         "model": config.model,
         "weights": job.session.lm.recording.backend.weights,
@@ -208,7 +212,7 @@ def _save(job: Job, report: CompileReport, folder: Path) -> Path:
         "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "result": {key: value for key, value in report.to_dict().items() if key != "artifact"},
     }
-    return save_artifact(folder, compiled.program, manifest, splits=job.splits.manifest(), report=_markdown(report))
+    return save_artifact(folder.resolve(), compiled.program, manifest, splits=job.splits.manifest(), report=_markdown(report))
 
 
 def _markdown(report: CompileReport) -> str:
@@ -257,4 +261,4 @@ def evaluate(
                 run_evaluation(job.student, tasks, job.session, name=f"evaluate: {split}", into=evaluation)
         except BudgetExceeded as cap:
             job.status, stopped = "stopped", str(cap)
-    return EvaluationReport(evaluation, job.session.meter, split, stopped)
+    return EvaluationReport(evaluation, job.session.meter, split, stopped, job.session.recorder.unseen, job.store.dropped)

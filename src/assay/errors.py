@@ -13,6 +13,7 @@ __all__ = [
     "DataError",
     "MissingExtra",
     "ModelError",
+    "OptimizerError",
     "ParameterError",
     "ProgramError",
     "RubricError",
@@ -53,6 +54,10 @@ class Unscored(AssayError):
 
 class ModelError(AssayError, RuntimeError):
     """A model cannot be found, fetched, verified or started."""
+
+
+class OptimizerError(AssayError, RuntimeError):
+    """An optimizer broke; what its runs did is in the store, and no artifact was written."""
 
 
 class ProgramError(AssayError, ValueError):

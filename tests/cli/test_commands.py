@@ -30,6 +30,7 @@ def assay(*args: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         (["evaluate", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=60", "--set", "temperature=9"], 2, "between 0.1 and 2"),
         (["evaluate", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=60", "--model", "embedded/x"], 1, "no embedded model"),
         (["traces", "stats"], 1, "there is no store"),
+        (["run", "classify", "text=x"], 2, "takes its labels from the data"),
         (["run", "math_qa", "question"], 2, "must be NAME=VALUE"),
         (["models", "pull", "nonsense"], 1, "there are: smollm2-135m"),
     ],
@@ -102,13 +103,21 @@ def test_changed_newer_and_incomplete_artifacts_are_refused(compiled: tuple[Path
 
     edited = broken("edited")
     (edited / "program.json").write_text((edited / "program.json").read_text().replace("calculator", "oracle"))
+    manifest = broken("manifest")
+    (manifest / "manifest.json").write_text((manifest / "manifest.json").read_text().replace('"temperature": 0.1', '"temperature": 1.9'))
     newer = broken("newer")
     (newer / "manifest.json").write_text(json.dumps({**json.loads((newer / "manifest.json").read_text()), "format": 99}))
     missing = broken("missing")
     (missing / "program.json").unlink()
     garbled = broken("garbled")
     (garbled / "manifest.json").write_text("{")
-    for path, message in ((edited, "was changed after"), (newer, "format 99"), (missing, "cannot be read"), (garbled, "cannot be read")):
+    for path, message in (
+        (edited, "program.json was changed"),
+        (manifest, "manifest.json was changed"),
+        (newer, "format 99"),
+        (missing, "cannot be read"),
+        (garbled, "cannot be read"),
+    ):
         done = assay("run", str(path), "question=1+1")
         assert done.returncode == 1
         assert message in done.stderr

@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 import assay
 from assay.datasets import load_splits
-from assay.errors import ConfigError, SealedSplit
+from assay.errors import ConfigError, ModelError, OptimizerError, SealedSplit
 from assay.models import Caps, Meter, ResponseCache
 from assay.optimizers import OPTIMIZERS, Session, Student, evaluate, paired_gain
 from assay.optimizers.demonstrations import Demonstration, choose, explore, shape
@@ -107,6 +108,42 @@ def test_a_cap_on_search_ends_with_the_best_so_far(tmp_path: Path) -> None:
     data = compile_it("auto", tmp_path, max_search_calls=60).to_dict()
     assert data["search_calls"] <= 60
     assert data["test"]["compiled"]["n"] == 12
+
+
+@pytest.mark.parametrize(("optimizer", "cap"), [("bootstrap-search", 260), ("mipro", 250), ("optuna", 260)])
+def test_a_cap_on_a_named_optimizer_keeps_the_best_it_has_evaluated(tmp_path: Path, optimizer: str, cap: int) -> None:
+    data = compile_it(optimizer, tmp_path, max_search_calls=cap).to_dict()
+    assert f"{cap} search calls" in data["stopped"]
+    assert data["winner"] == f"{optimizer}, cut short"
+    assert data["test"]["compiled"]["score"] > data["test"]["baseline"]["score"]
+    whole = compile_it(optimizer, tmp_path, max_search_calls=5000, resume=True).to_dict()
+    assert (whole["winner"], whole["stopped"]) == (optimizer, None)
+
+
+def test_an_optimizer_that_breaks_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("class Broken:\n    def compile(self, student, trainset):\n        raise KeyError('lost')\n")
+    sys.path.insert(0, str(tmp_path))
+    with pytest.raises(OptimizerError, match="broken:Broken failed: KeyError"):
+        compile_it("broken:Broken", tmp_path)
+
+
+@pytest.mark.parametrize("optimizer", ["auto", "labeled"])
+def test_a_compile_against_a_dead_server_ends_early_and_says_why(tmp_path: Path, optimizer: str) -> None:
+    calls = []
+
+    def down(request: Any) -> Exception:
+        calls.append(1)
+        return dspy.lm15.ServerError("down")
+
+    with pytest.raises(ModelError, match=r"could be scored.*down"):
+        compile_it(optimizer, tmp_path, down)
+    assert len(calls) <= 40
+
+
+def test_a_job_that_could_not_start_holds_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no unfinished run") as held:  # the exception is kept, as a notebook keeps it
+        compile_it("labeled", tmp_path, resume=True)
+    assert compile_it("labeled", tmp_path).to_dict()["stopped"] is None, held
 
 
 def test_a_cap_on_all_calls_stops_everything_and_keeps_the_artifact(tmp_path: Path) -> None:

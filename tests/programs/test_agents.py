@@ -208,6 +208,39 @@ def test_classify_and_extract_take_their_form_from_the_data() -> None:
     assert Extract.from_tasks(fields).config == {"fields": {"name": "string", "year": "integer"}}
 
 
+@pytest.mark.parametrize("kind", ["classify", "extract"])
+def test_the_parameters_act_on_programs_of_one_step(kind: str) -> None:
+    def calls_of(text: str = "a text", demos: int = 0, **parameters: Any) -> list[Any]:
+        seen: list[Any] = []
+
+        def script(request: Any) -> str:
+            seen.append(request)
+            fields = request.config.response_format["schema"]["properties"]
+            return json.dumps({name: "red" if name == "label" else "x" for name in fields})
+
+        settings = AgentParameters.of(parameters)
+        program = Classify(["red", "blue"], settings) if kind == "classify" else Extract({"name": "string"}, settings)
+        shown = {"text": "word " * 50, "label": "red", "name": "x"}
+        program.predict.demos = [dspy.Example(**shown) for _ in range(demos)]
+        run(program, scripted_lm(script), text=text)
+        return seen
+
+    def size(request: Any) -> int:
+        return len(str(request.messages))
+
+    assert calls_of(temperature=1.3)[0].config.temperature == 1.3
+    assert "thought" not in calls_of(reasoning_depth=3)[0].config.response_format["schema"]["properties"]
+    budgets = [calls_of(reasoning_depth=d)[0].config.response_format["schema"]["properties"]["thought"]["maxLength"] for d in (4, 5, 9)]
+    assert budgets == sorted(set(budgets))
+    assert [len(calls_of(reasoning_depth=d)) for d in (5, 6)] == [1, 2]  # the answer is reviewed
+    assert len(calls_of(reasoning_depth=6, max_steps=1)) == 1  # and not where no step is left
+    wide, narrow = (calls_of(demos=8, context_length=length)[0] for length in (5000, 200))
+    assert size(narrow) < size(wide) / 3
+    long = "long " * 2000
+    assert long.strip() in str(calls_of(text=long, demos=8, context_length=300)[0].messages)  # the task is never cut
+    assert size(calls_of(text=long, demos=8, context_length=300)[0]) < len(long) + 3000  # and leaves no room for demonstrations
+
+
 def test_programs_load_by_name_file_and_module(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import dspy\nclass Mine(dspy.Module):\n    def __init__(self):\n        super().__init__()\n        self.p = dspy.Predict('a, b -> c')\n    def forward(self, a, b):\n        return self.p(a=a, b=b)\n"

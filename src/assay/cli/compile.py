@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import Console, keep, print_json, run_config, run_options
+from assay.cli.shared import Console, keep, print_json, run_config, run_options, warn_of_gaps
 
 __all__ = ["command"]
 
@@ -65,6 +65,7 @@ def _show(data: dict[str, Any]) -> None:
             table.add_row(label, str(before[key]), str(after[key]))
         for label, key in (("LM calls a task", "calls_per_task"), ("tokens a task", "tokens_per_task")):
             table.add_row(label, f"{before[key]:.1f}", f"{after[key]:.1f}")
+        table.add_row("dollars", f"{before['cost_usd']:.4f}", f"{after['cost_usd']:.4f}")
         rich.print(table)
         rich.print(_gain_line(gain), markup=False)
     gate = data["gate"]
@@ -76,9 +77,7 @@ def _show(data: dict[str, Any]) -> None:
         f"winner: {data['winner']}; {data['calls']} LM calls ({data['search_calls']} searching, {data['cached']} more from the cache), "
         f"{data['tokens']:,} tokens, {cost}", markup=False,
     )  # fmt: skip
-    for key, text in (("unseen_calls", "LM calls went past the recorder"), ("rows_not_stored", "rows could not be stored")):
-        if data[key]:
-            rich.print(f"warning: {data[key]} {text}", markup=False)
+    warn_of_gaps(rich, data)
     for note in [*data["notes"], *([f"stopped early: {data['stopped']}; raise the cap and add --resume"] if data["stopped"] else [])]:
         rich.print(f"note: {note}", markup=False)
     rich.print(f"artifact: {data['artifact']}", markup=False, soft_wrap=True)

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import Console, keep, print_json, run_config, run_options
+from assay.cli.shared import Console, keep, print_json, run_config, run_options, warn_of_gaps
 
 __all__ = ["command"]
 
@@ -17,6 +17,7 @@ __all__ = ["command"]
 def command(program: str, **values: Any) -> None:
     """Score PROGRAM (a program's name or an artifact's folder) with an interval, per criterion and task type."""
     from assay import api
+    from assay.errors import ModelError
 
     as_json, store, resume, split, size = keep(values, "as_json", "store", "resume", "split", "size")
     if click.get_current_context().get_parameter_source("model").name != "COMMANDLINE":  # type: ignore[union-attr]
@@ -26,7 +27,13 @@ def command(program: str, **values: Any) -> None:
     data = report.to_dict()
     if as_json:
         print_json(data)
-        return
+    else:
+        _show(program, split, data)
+    if (why := report.evaluation.why_unscored) is not None:
+        raise ModelError(f"none of the {len(report.evaluation)} tasks could be scored: {why}")
+
+
+def _show(program: str, split: str, data: dict[str, Any]) -> None:
     from rich.console import Console as Rich
     from rich.table import Table
 
@@ -45,5 +52,6 @@ def command(program: str, **values: Any) -> None:
     table.add_row("LM calls, from the cache", f"{data['calls']}, {data['cached']}")
     table.add_row("tokens, dollars", f"{data['tokens']:,}, {data['cost_usd']:.4f}")
     rich.print(table)
+    warn_of_gaps(rich, data)
     if data["stopped"]:
         rich.print(f"note: stopped early: {data['stopped']}; raise the cap and add --resume", markup=False)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-__all__ = ["Console", "keep", "pairs", "print_json", "run_options"]
+__all__ = ["Console", "keep", "pairs", "print_json", "run_config", "run_options", "warn_of_gaps"]
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -68,6 +68,13 @@ def run_config(values: dict[str, Any]) -> dict[str, Any]:
 def print_json(value: Any) -> None:
     """One object on standard output."""
     sys.stdout.write(json.dumps(value, ensure_ascii=False, allow_nan=False, default=str) + "\n")
+
+
+def warn_of_gaps(rich: Any, data: dict[str, Any]) -> None:
+    """What the store does not hold of a run."""
+    for key, text in (("unseen_calls", "LM calls went past the recorder"), ("rows_not_stored", "rows could not be stored")):
+        if data[key]:
+            rich.print(f"warning: {data[key]} {text}", markup=False)
 
 
 class Console:

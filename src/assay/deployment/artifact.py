@@ -63,7 +63,8 @@ def save_artifact(folder: Path, program: dspy.Module, manifest: dict[str, Any], 
         "report.md": report,
     }
     whole = {"format": FORMAT, **manifest, "config": config, "files": {name: _sha(text) for name, text in texts.items()}}
-    texts["manifest.json"] = json.dumps(whole, indent=1, ensure_ascii=False, default=str)
+    whole = json.loads(json.dumps(whole, ensure_ascii=False, default=str))  # as it will be read, so that its hash is the same
+    texts["manifest.json"] = json.dumps({**whole, "sha256": _manifest_sha(whole)}, indent=1, ensure_ascii=False)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".artifact-") as scratch:
@@ -93,6 +94,11 @@ def _sha(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def _manifest_sha(manifest: dict[str, Any]) -> str:
+    """Over everything in the manifest but this hash itself."""
+    return _sha(json.dumps({key: value for key, value in manifest.items() if key != "sha256"}, sort_keys=True))
+
+
 def is_artifact(path: str | Path) -> bool:
     """Whether a path looks like an artifact's folder."""
     return (Path(path) / "manifest.json").is_file()
@@ -112,16 +118,18 @@ def load_artifact(path: str | Path, *, program: dspy.Module | None = None) -> Ar
         raise ArtifactError(f"{folder}: manifest.json has no format number: it is no assay artifact")
     if version > FORMAT:
         raise ArtifactError(f"{folder} has format {version}, this assay reads up to {FORMAT}: update assay")
+    changed = (
+        "was changed after the artifact was written. Compile again, or restore the file: a changed program is no longer the one that was measured"
+    )
+    if manifest.get("sha256") != _manifest_sha(manifest):
+        raise ArtifactError(f"{folder}: manifest.json {changed}")
     for name in _FILES:
         try:
             text = (folder / name).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ArtifactError(f"{folder}: {name} cannot be read: {error}") from None
         if _sha(text) != manifest.get("files", {}).get(name):
-            raise ArtifactError(
-                f"{folder}: {name} was changed after the artifact was written. Compile again, or restore the file: "
-                "a changed program is no longer the one that was measured"
-            )
+            raise ArtifactError(f"{folder}: {name} {changed}")
     try:
         program = restore_program(manifest["program"], manifest["config"], _read_json(folder / "program.json", folder), program)
         settings = manifest["settings"]

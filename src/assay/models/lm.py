@@ -45,6 +45,14 @@ def sample_scope(sample: int | None) -> Iterator[None]:
         _sample.reset(token)
 
 
+def quiet_litellm() -> Any:
+    """litellm, which otherwise prints advice on standard output when it does not know a model."""
+    import litellm
+
+    litellm.suppress_debug_info = True
+    return litellm
+
+
 class HostedBackend:
     """Any model that DSPy's engines or litellm know by name. The price is theirs, None where they know none."""
 
@@ -82,9 +90,7 @@ class HostedBackend:
         return result.typed(request, self.lm.model_type), result.cost
 
     def count_tokens(self, text: str) -> int:
-        import litellm
-
-        return int(litellm.token_counter(model=self.lm.model, text=text))
+        return int(quiet_litellm().token_counter(model=self.lm.model, text=text))
 
 
 class RecordingEngine:

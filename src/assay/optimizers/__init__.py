@@ -2,6 +2,7 @@
 
 from assay.optimizers.evaluation import Evaluation, evaluate
 from assay.optimizers.prompts import AUTO_SEARCH_CALLS, CompileConfig, CompileOutcome, compile_prompts
+from assay.optimizers.repairs import repaired_dspy
 from assay.optimizers.session import Progress, Session, Student
 from assay.optimizers.statistics import Gain, mean_interval, paired_gain
 from assay.optimizers.teleprompters import OPTIMIZERS
@@ -20,4 +21,5 @@ __all__ = [
     "evaluate",
     "mean_interval",
     "paired_gain",
+    "repaired_dspy",
 ]

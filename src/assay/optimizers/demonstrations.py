@@ -12,7 +12,7 @@ from typing import Any
 import dspy
 
 from assay.datasets import Task
-from assay.errors import BudgetExceeded
+from assay.errors import BudgetExceeded, ModelError
 from assay.optimizers.session import Session, Student
 from assay.programs import ToolAgent
 
@@ -98,6 +98,9 @@ def explore(
     Variants that succeed are tried more often. So that the successes do not only show what is easy, a run that went
     wrong in its last step alone is corrected by the task's label (`_corrected`), and other tasks that fail come back up to
     three times at a higher temperature.
+
+    Raises:
+        ModelError: none of the first runs could be scored: the model's server, or a judge, is at fault.
     """
     variants, found = teacher_variants(student, adapters), dict[str, Demonstration]()
     queue = [(task, 0) for task in tasks]
@@ -115,6 +118,10 @@ def explore(
                 runs = _run_batch(variant, batch, session)
             except BudgetExceeded:
                 break
+            scored = [prediction for prediction, _ in runs if not math.isnan(prediction._result.value)]
+            if not scored and not any(v.tried for v in variants):
+                why = runs[0][0]._result.failed or runs[0][0]._result.feedback
+                raise ModelError(f"none of the first {len(runs)} runs could be scored: {why}")
             for (task, attempt), (prediction, steps) in zip(batch, runs, strict=True):
                 score = prediction._result.value
                 if math.isnan(score):

@@ -7,6 +7,7 @@ import dspy
 
 from assay.datasets import Splits
 from assay.models import count_tokens
+from assay.models.lm import quiet_litellm
 from assay.optimizers.session import Session, Student
 from assay.programs import ToolAgent
 
@@ -52,8 +53,6 @@ def _price(lm: Any, prompt_tokens: int, completion_tokens: int) -> float | None:
     if lm.model.startswith("embedded/"):
         return 0.0
     try:
-        import litellm
-
-        return float(sum(litellm.cost_per_token(model=lm.model, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)))
+        return float(sum(quiet_litellm().cost_per_token(model=lm.model, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)))
     except Exception:  # litellm raises its own kinds for models it has no price for
         return None

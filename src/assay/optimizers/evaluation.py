@@ -27,6 +27,7 @@ class Evaluation:
     task_types: dict[str, str] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
+    cost_usd: dict[str, float] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.results)
@@ -43,6 +44,14 @@ class Evaluation:
         return float(np.mean(values)) if values else math.nan
 
     @property
+    def why_unscored(self) -> str | None:
+        """Why the first task has no score, where no task has one."""
+        if not self.results or self.unscored < len(self):
+            return None
+        first = next(iter(self.results.values()))
+        return first.failed or first.feedback
+
+    @property
     def unscored(self) -> int:
         return sum(math.isnan(value) for value in self.scores.values())
 
@@ -52,6 +61,7 @@ class Evaluation:
         self.task_types.update(other.task_types)
         self.tokens.update(other.tokens)
         self.calls.update(other.calls)
+        self.cost_usd.update(other.cost_usd)
 
     def take(self, task: Task, prediction: Any) -> None:
         """Takes in a scored run of one task."""
@@ -59,6 +69,7 @@ class Evaluation:
         self.task_types[task.id] = task.task_type
         self.tokens[task.id] = prediction._rollout.tokens
         self.calls[task.id] = len(prediction._rollout.transitions)
+        self.cost_usd[task.id] = prediction._rollout.cost_usd
 
     def criteria(self) -> dict[str, float | None]:
         """Mean grade of each final criterion over the tasks where it was decided."""
@@ -69,7 +80,7 @@ class Evaluation:
         return {name: float(np.mean(values)) if values else None for name, values in grades.items()}
 
     def report(self) -> dict[str, Any]:
-        """JSON-ready: `score`, `interval`, `n`, `unscored`, `failed`, `criteria`, `task_types`, means of calls and tokens."""
+        """JSON-ready: `score`, `interval`, `n`, `unscored`, `failed`, `criteria`, `task_types`, means of calls and tokens, dollars."""
         by_type: dict[str, list[float]] = defaultdict(list)
         for task_id, value in self.scores.items():
             by_type[self.task_types[task_id]] += [] if math.isnan(value) else [value]
@@ -84,6 +95,7 @@ class Evaluation:
             "task_types": {kind: float(np.mean(values)) if values else None for kind, values in sorted(by_type.items())},
             "calls_per_task": float(np.mean(list(self.calls.values()))) if self.calls else 0.0,
             "tokens_per_task": float(np.mean(list(self.tokens.values()))) if self.tokens else 0.0,
+            "cost_usd": math.fsum(self.cost_usd.values()),
         }
 
 

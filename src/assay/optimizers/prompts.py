@@ -4,6 +4,7 @@ A list of named steps over one `Search`; each writes what it found into the run'
 where it stopped (`resume`), and everything before is answered from the response cache.
 """
 
+import copy
 import json
 import math
 from dataclasses import dataclass, field
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from assay.datasets import Splits, Task
-from assay.errors import BudgetExceeded, ConfigError, ModelError, StopRun
+from assay.datasets.tasks import content_hash
+from assay.errors import BudgetExceeded, ConfigError, ModelError, OptimizerError
 from assay.optimizers.demonstrations import Demonstration, choose, explore, with_demos
 from assay.optimizers.evaluation import Evaluation, evaluate
 from assay.optimizers.racing import Candidate, best_of, race
@@ -78,13 +80,15 @@ def compile_prompts(student: Student, splits: Splits, session: Session, config: 
         session.know(getattr(splits, split), split)
     search = _Search(student, splits, session, config, folder)
     stopped: str | None = None
-    with open(folder / "dspy.log", "a") as log, repaired_dspy(log, session.seed):
+    with open(folder / "dspy.log", "a") as log, repaired_dspy(log, session.seed, search.saw):
         try:
             with session.phase("search"):
                 search.run()
         except BudgetExceeded as cap:
-            stopped = None if cap.what == "search calls" else str(cap)  # the search's own budget is its normal end
+            # the search's own budget is the normal end of auto, which spends what it is given; others are cut short
+            stopped = None if cap.what == "search calls" and config.optimizer == "auto" else str(cap)
             session.progress.say(f"end of the search: {cap}; the best so far goes on")
+        search.finish()
         winner = search.best()
         outcome = CompileOutcome(
             student, winner.student, winner.name, [c.summary() for c in search.candidates], search.explored, stopped, notes=search.notes
@@ -132,6 +136,7 @@ class _Search:
         self.explored: list[dict[str, Any]] = []
         self.notes: list[str] = []
         self.val: list[Task] = splits.val if config.val_size is None else splits.val[: config.val_size]
+        self.sighted: Candidate | None = None  # the best program that the optimizer at work has evaluated so far
 
     def best(self) -> Candidate:
         """The leader on val; the baseline where nothing was evaluated."""
@@ -142,33 +147,57 @@ class _Search:
             self._auto()
         else:
             self._named(self.config.optimizer)
-        self._write_state()
-        self._check_server()
 
-    def _check_server(self) -> None:
-        """A run in which no task of the plain program could be scored measured the server, not the program."""
-        results = list(self.candidates[0].evaluation.results.values())
-        if results and all(not result.scored for result in results):
-            why = results[0].failed or results[0].feedback
-            raise ModelError(f"none of the {len(results)} val tasks could be scored: {why}")
+    def finish(self) -> None:
+        """Writes the state.
+
+        Raises:
+            ModelError: no task of the plain program could be scored: the run measured the server, not the program.
+        """
+        state = {"candidates": [c.summary() for c in self.candidates], "explored": self.explored, "notes": self.notes}
+        (self.folder / "search.json").write_text(json.dumps(state, indent=1))
+        plain = self.candidates[0].evaluation
+        if plain.why_unscored is not None:
+            raise ModelError(f"none of the {len(plain)} val tasks could be scored: {plain.why_unscored}")
 
     def _named(self, name: str) -> None:
         val = self.val[:50]
-        self.candidates[0].evaluation.add(evaluate(self.student, val, self.session, name="val: baseline"))
+        evaluate(self.student, val, self.session, name="val: baseline", into=self.candidates[0].evaluation)
         proposal = Proposal(self.student, self.splits.train, val, self.session, self.config.threshold, self.config.demos)
         self.session.progress.say(f"{name} proposes …")
         self._propose(name, proposal)
         for candidate in self.candidates[1:]:
-            candidate.evaluation.add(evaluate(candidate.student, val, self.session, name=f"val: {candidate.name}"))
+            evaluate(candidate.student, val, self.session, name=f"val: {candidate.name}", into=candidate.evaluation)
+
+    def saw(self, program: Any, result: Any) -> None:
+        """Keeps the best of what a teleprompter evaluates: the program that saw the most tasks, then the highest mean."""
+        if not isinstance(program, Student):
+            return
+        found = Evaluation()
+        for example, prediction, _ in result.results:
+            task = self.session.tasks.get(content_hash(example.inputs().toDict()))
+            if task is not None and hasattr(prediction, "_result"):
+                found.take(task, prediction)
+        self.session.progress.say(f"  a program of {type(program.program).__name__}: {found.mean:.3f} on {len(found)} tasks")
+        best = self.sighted
+        if best is None or (len(found), found.mean) > (len(best.evaluation), best.mean):
+            self.sighted = Candidate("", copy.deepcopy(program), found)
 
     def _propose(self, name: str, proposal: Proposal) -> None:
+        self.sighted = None
         try:
             self.candidates.append(Candidate(name, propose(name, proposal)))
-        except StopRun:
+        except BudgetExceeded:
+            if self.sighted is not None:
+                self.sighted.name = f"{name}, cut short"
+                self.candidates.append(self.sighted)
+            self.notes.append(f"a cap ended {name} before it was done" + ("; the best program it had evaluated competes" if self.sighted else ""))
             raise
         except ConfigError:
             raise
         except Exception as error:  # a teleprompter that breaks is a lost proposal; the run and its data are kept
+            if name == self.config.optimizer:
+                raise OptimizerError(f"{name} failed: {type(error).__name__}: {error}") from error
             self.notes.append(f"{name} failed: {type(error).__name__}: {error}")
             self.session.progress.say(f"{name} failed: {type(error).__name__}: {str(error)[:200]}")
 
@@ -226,7 +255,3 @@ class _Search:
 
     def _race(self, most: int) -> None:
         race([c for c in self.candidates if not c.dropped], self.val[:most], self.session, block=_BLOCK)
-
-    def _write_state(self) -> None:
-        state = {"candidates": [c.summary() for c in self.candidates], "explored": self.explored, "notes": self.notes}
-        (self.folder / "search.json").write_text(json.dumps(state, indent=1))

@@ -74,13 +74,12 @@ def race(candidates: Sequence[Candidate], tasks: Sequence[Task], session: Sessio
 
 
 def best_of(candidates: Sequence[Candidate]) -> Candidate:
-    """Highest mean among those that saw the most tasks; the survivors of a race are compared on the same tasks."""
-    seen = max(len(c.evaluation) for c in candidates)
-    running = [c for c in candidates if not c.dropped and len(c.evaluation) > 0 and len(c.evaluation) >= min(seen, 1)]
-    common = min(len(c.evaluation) for c in running)
+    """Highest mean over the tasks that all running candidates saw; among equals, fewest tokens."""
+    running = [c for c in candidates if not c.dropped and len(c.evaluation)]
+    common = set.intersection(*(set(c.evaluation.results) for c in running))
 
     def rank(candidate: Candidate) -> tuple[float, float]:
-        keys = list(candidate.evaluation.results)[:common]
+        keys = [key for key in candidate.evaluation.results if key in common]
         scores = [s for key in keys if not math.isnan(s := candidate.evaluation.scores[key])]
         tokens = sum(candidate.evaluation.tokens[key] for key in keys)
         return (sum(scores) / len(scores) if scores else -1.0, -tokens)

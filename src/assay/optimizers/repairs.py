@@ -14,7 +14,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import Any, TextIO
 
 import dspy
@@ -30,21 +30,29 @@ __all__ = ["repaired_dspy"]
 _lock = threading.RLock()
 
 
+Seen = Callable[[Any, EvaluationResult], None]
+
+
 @contextmanager
-def repaired_dspy(log: TextIO, seed: int) -> Iterator[None]:
-    """Within: DSPy's loops behave as above. One run at a time in a process."""
+def repaired_dspy(log: TextIO | None = None, seed: int = 0, seen: Seen = lambda program, result: None) -> Iterator[None]:
+    """Within: DSPy's loops behave as above. One run at a time in a process.
+
+    Args:
+        log: takes what they print; None leaves it on standard output.
+        seen: told of every program that a teleprompter evaluates, with its result.
+    """
     import optuna
 
     with _lock:
         kept = Evaluate.__call__, ParallelExecutor.__init__, ParallelExecutor.execute, simba.wrap_program, optuna.create_study
-        Evaluate.__call__ = _evaluate
+        Evaluate.__call__ = _evaluating(seen)
         ParallelExecutor.__init__, ParallelExecutor.execute = _patient(kept[1]), _neutral(kept[2])
         simba.wrap_program = _marking(kept[3])
         optuna.create_study = _seeded(kept[4], seed)
         random.seed(seed)  # some teleprompters draw from the global generators
         np.random.seed(seed % 2**32)
         try:
-            with redirect_stdout(log):
+            with redirect_stdout(log) if log is not None else nullcontext():
                 yield
         finally:
             Evaluate.__call__, ParallelExecutor.__init__, ParallelExecutor.execute, simba.wrap_program, optuna.create_study = kept
@@ -100,6 +108,15 @@ def _seeded(create: Callable[..., Any], seed: int) -> Callable[..., Any]:
         return create(*args, **kwargs)
 
     return seeded
+
+
+def _evaluating(seen: Seen) -> Callable[..., EvaluationResult]:
+    def evaluating(self: Any, program: Any, *args: Any, **kwargs: Any) -> EvaluationResult:
+        result = _evaluate(self, program, *args, **kwargs)
+        seen(program, result)
+        return result
+
+    return evaluating
 
 
 def _evaluate(self: Any, program: Any, metric: Any = None, devset: Any = None, num_threads: Any = None, **_: Any) -> EvaluationResult:

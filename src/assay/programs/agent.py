@@ -73,11 +73,13 @@ class Agent(dspy.Module):  # type: ignore[misc]
     def solve(self, **inputs: Any) -> Any:
         raise NotImplementedError("a subclass of Agent writes solve(**inputs)")
 
-    def fit_context(self, predictor: dspy.Predict, signature: Any, inputs: dict[str, Any], window: list[str], field: str) -> dict[str, Any]:
+    def fit_context(
+        self, predictor: dspy.Predict, signature: Any, inputs: dict[str, Any], window: list[str], field: str, *, keep: int = 0
+    ) -> dict[str, Any]:
         """Inputs whose rendered prompt holds at most `context_length` tokens.
 
-        `window[-1]` is the newest observation; the oldest are dropped first, then the oldest demonstrations. The task
-        itself is never cut.
+        `window[-1]` is the newest observation; the oldest are dropped first, but for the last `keep`, then the oldest
+        demonstrations. The task itself is never cut.
         """
         limit, kept, demos = self.parameters.context_length, list(window), list(predictor.demos)
         while True:
@@ -87,7 +89,7 @@ class Agent(dspy.Module):  # type: ignore[misc]
             # a token has at least one byte, so short prompts need no counting
             if len(text.encode("utf-8", "replace")) <= limit or count_tokens(dspy.settings.lm, text) <= limit:
                 break
-            if kept:
+            if len(kept) > keep:
                 kept.pop(0)
             elif demos:
                 demos.pop(0)
@@ -155,7 +157,7 @@ class ToolAgent(Agent):
             self._demonstrate(inputs, observations, _ANSWER)
         prediction = self._ask(self.respond, self.respond.signature, inputs, observations)
         answer = {name: prediction[name] for name in self.outputs}
-        if self.parameters.reasoning_depth >= REVIEW_DEPTH:
+        if self.parameters.reasoning_depth >= REVIEW_DEPTH and self.parameters.max_steps > 1:
             draft = "; ".join(str(value) for value in answer.values())
             reviewed = self._ask(self.review, self.review.signature, {**inputs, "draft": draft}, observations)
             answer = {name: reviewed[name] for name in self.outputs}

@@ -28,7 +28,7 @@ class AgentParameters(pydantic.BaseModel):
         max_steps: turns before the agent must answer; a turn decides and acts, and the answer is a turn.
         tool_usage_threshold: a tool is called only if the agent's own estimate that it needs one is at least this.
         reasoning_depth: tokens of reasoning per step are 2 to this power (none at 1); from `REVIEW_DEPTH` on the
-            answer is reviewed once.
+            answer is reviewed once, if `max_steps` leaves a step for it.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=False)

@@ -36,26 +36,24 @@ class MathQA(ToolAgent):
 
 
 class _OnePredictor(Agent):
-    """One call for the fields, with reasoning before it from depth 4 on, and a review from `REVIEW_DEPTH` on."""
+    """One call for the fields, with reasoning before it from depth 4 on, and a review from `REVIEW_DEPTH` on, if there is a
+    step left for it. The text is the task, so it is passed whole; demonstrations give way to `context_length`. There are no
+    tools, so `tool_usage_threshold` has nothing to act on."""
 
     input_names: ClassVar = ("text",)
     predict: dspy.Predict
 
     def solve(self, **inputs: Any) -> dspy.Prediction:
-        depth = self.parameters.reasoning_depth
+        depth, steps = self.parameters.reasoning_depth, self.parameters.max_steps
         signature = _thinking(self.predict.signature, depth)
-        filled = self.fit_context(self.predict, signature, inputs, [], "text") | {"text": self._window(inputs["text"])}
+        filled = self.fit_context(self.predict, signature, inputs, [str(inputs["text"])], "text", keep=1)
         prediction = self.predict(signature=signature, **filled)
         names = list(self.predict.signature.output_fields)
-        if depth >= REVIEW_DEPTH:
+        if depth >= REVIEW_DEPTH and steps > 1:
             draft = "; ".join(f"{name}: {prediction[name]}" for name in names)
             reviewing = signature.append("draft", dspy.InputField(desc="a first answer, to check and correct"), str)
             prediction = self.predict(signature=reviewing, **{**filled, "draft": draft})
         return dspy.Prediction(**{name: prediction[name] for name in names})
-
-    def _window(self, text: Any) -> str:
-        """The text is the task, so it is passed whole; only its demonstrations give way to `context_length`."""
-        return str(text)
 
 
 def _thinking(signature: Any, depth: int) -> Any:
@@ -74,6 +72,8 @@ class Classify(_OnePredictor):
 
     def __init__(self, labels: Sequence[str], parameters: AgentParameters | None = None, adapter: str = "json") -> None:
         super().__init__(parameters, adapter)
+        if not labels:
+            raise ProgramError("classify takes its labels from the data: compile it, and run the artifact")
         if len(set(labels)) < 2:
             raise ProgramError(f"classify needs at least two labels, the data has {sorted(set(labels))}")
         self.config = {"labels": list(labels)}
@@ -97,8 +97,10 @@ class Extract(_OnePredictor):
     def __init__(self, fields: dict[str, str], parameters: AgentParameters | None = None, adapter: str = "json") -> None:
         super().__init__(parameters, adapter)
         kinds = {"string": str, "integer": int, "number": float, "boolean": bool}
-        if not fields or (unknown := sorted(set(fields.values()) - kinds.keys())):
-            raise ProgramError(f"extract needs fields of the types {sorted(kinds)}, got {fields or unknown}")
+        if not fields:
+            raise ProgramError("extract takes its fields from the data: compile it, and run the artifact")
+        if unknown := sorted(set(fields.values()) - kinds.keys()):
+            raise ProgramError(f"extract needs fields of the types {sorted(kinds)}, got {unknown}")
         if clash := {"text", "thought", "draft"} & fields.keys():
             raise ProgramError(f"extract cannot fill fields called {sorted(clash)}")
         self.config = {"fields": dict(fields)}

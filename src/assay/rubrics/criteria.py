@@ -133,7 +133,8 @@ class Criterion:
         try:
             getattr(check, "arguments_rule", dict)(**self.arguments)
         except Exception as error:
-            raise RubricError(f"criterion {self.name!r}: {self.source or check!r} with {dict(self.arguments)!r}: {str(error).splitlines()[0]}") from None
+            why = str(error).splitlines()[0]
+            raise RubricError(f"criterion {self.name!r}: {self.source or check!r} with {dict(self.arguments)!r}: {why}") from None
 
     def describe(self) -> dict[str, Any]:
         """JSON-ready; together with the check's source it decides the rubric's version."""

@@ -109,6 +109,11 @@ class Rollout:
         return self.early_tools + [tool for transition in self.transitions for tool in transition.tools]
 
     @property
+    def cost_usd(self) -> float:
+        """What its calls cost, where the price is known; answers from the cache cost nothing."""
+        return sum(t.cost_usd or 0.0 for t in self.transitions if not t.cached)
+
+    @property
     def tokens(self) -> int:
         """Prompt and completion tokens over all calls, cached ones included."""
         return sum((t.prompt_tokens or 0) + (t.completion_tokens or 0) for t in self.transitions)
