@@ -27,12 +27,13 @@ from dspy import lm15
 from dspy._vendor.lm15.serde import request_to_dict, response_from_dict, response_to_dict
 from dspy.clients.execution import execute, prepare
 
-__all__ = ["LanguageModel", "RecordingEngine", "count_tokens", "get_lm", "sample_scope", "supports", "with_recording"]
+__all__ = ["LanguageModel", "RecordingEngine", "count_tokens", "get_lm", "sample_scope", "spending", "supports", "with_recording"]
 
 _REASONS = "max_completion_tokens"  # how DSPy marks a model that reasons by itself and takes no temperature
 _CLIENT_KEYS = ("api_key", "api_base", "base_url", "timeout", "headers", "extra_headers", "api_version")
 _DEFAULT_TIMEOUT_S = 120.0  # a server that hangs must not hang the run
 _sample: ContextVar[int | None] = ContextVar("assay_sample", default=None)
+_prices: ContextVar[list[float] | None] = ContextVar("assay_prices", default=None)
 
 
 @contextmanager
@@ -43,6 +44,17 @@ def sample_scope(sample: int | None) -> Iterator[None]:
         yield
     finally:
         _sample.reset(token)
+
+
+@contextmanager
+def spending() -> Iterator[list[float]]:
+    """Collects the price of every call that is made inside in this thread or task, failed calls included."""
+    prices: list[float] = []
+    token = _prices.set(prices)
+    try:
+        yield prices
+    finally:
+        _prices.reset(token)
 
 
 def quiet_litellm() -> Any:
@@ -141,6 +153,8 @@ class RecordingEngine:
         finally:  # what a call cost is counted also when it failed
             usage = answered.usage if answered is not None else lm15.Usage()
             self.meter.settle(prompt_tokens=usage.input_tokens, completion_tokens=usage.output_tokens, cost_usd=cost, failed=answered is None)
+            if (prices := _prices.get()) is not None:
+                prices.append(cost or 0.0)
             ids = _token_ids(answered)
             latency_ms = (time.perf_counter() - clock) * 1000
             self._tell(asked, answered, ids=ids, error=error, sample=sample, started=started, latency_ms=latency_ms, cost_usd=cost)

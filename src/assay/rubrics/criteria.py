@@ -21,7 +21,6 @@ class Grade:
     reason: str = ""
     label: str | None = None
     confidence: float | None = None
-    cost_usd: float = 0.0
 
 
 class NoGrade(Exception):

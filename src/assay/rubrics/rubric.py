@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.datasets import Task, make_task
 from assay.errors import RubricError
+from assay.models import sample_scope
 from assay.rubrics.criteria import Check, Criterion, Failed
 from assay.rubrics.scoring import ScoreResult, combine, fields_of, grade
 from assay.traces.records import Rollout, Verdict
@@ -99,8 +100,6 @@ class Rubric:
             return Verdict(criterion=criterion.name, grade=None, weight=criterion.weight, reason=reason)
         verdict = grade(criterion, decide, task, fields, rollout)
         if verdict.grade is None:
-            from assay.models import sample_scope
-
             spent = verdict.cost_usd
             with sample_scope(1):  # a judge is asked anew, not answered from the cache
                 verdict = grade(criterion, decide, task, fields, rollout)

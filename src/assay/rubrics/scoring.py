@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from assay.models import spending
 from assay.rubrics.criteria import Criterion, Failed, Grade, NoGrade
 from assay.traces.records import Rollout, Verdict
 
@@ -49,7 +50,14 @@ def fields_of(prediction: Any) -> dict[str, Any]:
 
 
 def grade(criterion: Criterion, decide: Any, task: Any, prediction: dict[str, Any], rollout: Rollout | None) -> Verdict:
-    """Asks a check or judge, and never lets its failure become a number."""
+    """Asks a check or judge, and never lets its failure become a number. What its LM calls cost is the verdict's cost."""
+    with spending() as prices:
+        found = _decided(criterion, decide, task, prediction, rollout)
+    found.cost_usd = math.fsum(prices)
+    return found
+
+
+def _decided(criterion: Criterion, decide: Any, task: Any, prediction: dict[str, Any], rollout: Rollout | None) -> Verdict:
     try:
         answer = decide(task, prediction, rollout, **criterion.arguments)
     except NoGrade as error:
@@ -58,7 +66,7 @@ def grade(criterion: Criterion, decide: Any, task: Any, prediction: dict[str, An
         return _verdict(criterion, None, f"{type(error).__name__}: {error}")
     if isinstance(answer, Grade):
         found = _verdict(criterion, answer.value, answer.reason)
-        found.label, found.confidence, found.cost_usd = answer.label, answer.confidence, answer.cost_usd
+        found.label, found.confidence = answer.label, answer.confidence
         return found
     return _verdict(criterion, answer, "")
 
