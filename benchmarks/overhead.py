@@ -9,16 +9,32 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import dspy
 
 from assay.datasets import load_tasks
 from assay.models import Meter, get_lm
+from assay.models.embedded import LlamaBackend
 from assay.optimizers import Session, Student, evaluate
 from assay.optimizers.teleprompters import to_examples
 from assay.programs import AgentParameters, MathQA
 from assay.rubrics import load_rubric
 from assay.traces import Recorder, Store
+
+
+class Bare:
+    """The same engine as DSPy would have it: no recording, no cache, no meter."""
+
+    def __init__(self) -> None:
+        self.backend = LlamaBackend("embedded/smollm2-135m")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.backend, name)
+
+    def complete(self, request: Any) -> Any:
+        return self.backend.complete(request)[0]
+
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--tasks", type=int, default=12)
@@ -28,7 +44,7 @@ arguments = parser.parse_args()
 tasks = load_tasks(f"arithmetic:size={arguments.tasks}")
 rubric = load_rubric("math_qa")
 program = MathQA(AgentParameters(temperature=0.1), adapter="lean")
-plain = get_lm("embedded/smollm2-135m", seed=0)
+plain = dspy.LM("embedded/smollm2-135m", engine=Bare(), cache=False, seed=0, max_tokens=512)
 
 with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "s.db") as store:
     recorder, meter = Recorder(store), Meter()

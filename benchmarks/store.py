@@ -27,6 +27,7 @@ with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "s.db") as st
         json.dumps(
             {
                 "transitions_per_s": COUNT / elapsed,
+                "ratio": sum(waits) / 1000 / elapsed,  # of the time that storing takes, what the rollout itself waits
                 "wait_ms_mean": statistics.mean(waits),
                 "wait_ms_median": statistics.median(waits),
                 "wait_ms_p99": waits[int(0.99 * COUNT)],

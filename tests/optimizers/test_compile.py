@@ -16,7 +16,7 @@ from assay.datasets import load_splits
 from assay.errors import ConfigError, ModelError, OptimizerError, SealedSplit
 from assay.models import Caps, Meter, ResponseCache
 from assay.optimizers import OPTIMIZERS, Session, Student, evaluate, paired_gain
-from assay.optimizers.demonstrations import Demonstration, choose, explore, shape
+from assay.optimizers.demonstrations import Demonstration, Exploration, choose, explore, shape
 from assay.optimizers.racing import Candidate, race
 from assay.programs import MathQA
 from assay.rubrics import load_rubric
@@ -268,6 +268,17 @@ def test_exploring_makes_the_tool_happen() -> None:
     assert found.teacher.settings["parameters"]["tool_usage_threshold"] == 0
     actions = [output["action"] for d in found.demonstrations for name, _, output in d.steps if name == "decide"]
     assert set(actions) == {"calculator", "answer"}
+
+
+def test_an_adapter_that_exploring_found_worse_is_left_out() -> None:
+    def explored(tried: int, succeeded: int) -> Exploration:
+        rows = [{"adapter": "lean", "tried": 12, "succeeded": 10}, {"adapter": "json", "tried": tried, "succeeded": succeeded}]
+        teacher = Student(MathQA(), scripted_session(), adapter="lean")
+        return Exploration(teacher=teacher, variants=rows)
+
+    assert explored(8, 1).behind("json")
+    assert not explored(8, 6).behind("json")
+    assert not explored(0, 0).behind("json")  # nothing is known
 
 
 def test_a_run_wrong_in_its_last_step_alone_is_corrected_by_the_label() -> None:

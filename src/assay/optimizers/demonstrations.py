@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dspy
+from scipy import stats
 
 from assay.datasets import Task
 from assay.errors import BudgetExceeded, ModelError
@@ -19,6 +20,7 @@ from assay.programs import ToolAgent
 __all__ = ["Demonstration", "Exploration", "choose", "explore", "shape", "with_demos"]
 
 _BATCH = 4
+_ALPHA = 0.1
 _HOT = 1.0  # temperature of a further try
 _TRIES = 4  # of one task
 
@@ -64,6 +66,16 @@ class Exploration:
     @property
     def adapter(self) -> str | None:
         return self.teacher.settings["adapter"] if self.teacher is not None else None
+
+    def behind(self, adapter: str) -> bool:
+        """Whether runs under this adapter succeeded less often than those under the best one (Fisher's exact test, p < 0.1)."""
+        table = [[0, 0], [0, 0]]
+        for variant in self.variants:
+            if variant["adapter"] in (adapter, self.adapter):
+                row = table[variant["adapter"] != adapter]
+                row[0] += variant["succeeded"]
+                row[1] += variant["tried"] - variant["succeeded"]
+        return bool(stats.fisher_exact(table, alternative="less").pvalue < _ALPHA)
 
 
 def teacher_variants(student: Student, adapters: Sequence[str]) -> list[Variant]:

@@ -235,7 +235,7 @@ class _Search:
         session.progress.say(f"explored: {len(pool)} successes to learn from" + (f", best with the {first} adapter" if pool else ""))
         if pool:
             self._add(pool, demos, first, diverse=True, what="demos")
-            for adapter in [first, *(name for name in adapters if name != first)]:
+            for adapter in [first, *(name for name in adapters if name != first and not found.behind(name))]:
                 self._add(pool, 2 * demos, adapter, diverse=True, what="demos")
         return first
 
