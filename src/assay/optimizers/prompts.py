@@ -132,7 +132,7 @@ class _Search:
 
     def __init__(self, student: Student, splits: Splits, session: Session, config: CompileConfig, folder: Path) -> None:
         self.student, self.splits, self.session, self.config, self.folder = student, splits, session, config, folder
-        self.candidates: list[Candidate] = [Candidate("baseline", student)]
+        self.candidates: list[Candidate] = [Candidate("baseline", student, preference=math.inf)]
         self.explored: list[dict[str, Any]] = []
         self.notes: list[str] = []
         self.val: list[Task] = splits.val if config.val_size is None else splits.val[: config.val_size]
@@ -242,7 +242,9 @@ class _Search:
     def _add(self, pool: list[Demonstration], k: int, adapter: str, *, diverse: bool, what: str) -> None:
         chosen = choose(pool, k, seed=self.session.seed, diverse=diverse)
         name = f"{len(chosen)} {'diverse' if diverse else 'random'} {what}, {adapter}"
-        self.candidates.append(Candidate(name, with_demos(self.student, chosen, adapter=adapter)))
+        # equal on a few dozen tasks: more demonstrations cover more forms, fewer cost less where tokens are paid for
+        preference = len(chosen) if self.session.lm.model.startswith("embedded/") else -len(chosen)
+        self.candidates.append(Candidate(name, with_demos(self.student, chosen, adapter=adapter), preference=preference))
 
     def _proposal(self, adapter: str) -> Proposal:
         student = with_demos(self.student, [], adapter=adapter)

@@ -24,6 +24,7 @@ class Candidate:
     student: Student
     evaluation: Evaluation = field(default_factory=Evaluation)
     dropped: str = ""
+    preference: float = 0.0  # among equals the higher one wins
 
     @property
     def mean(self) -> float:
@@ -43,7 +44,7 @@ def race(candidates: Sequence[Candidate], tasks: Sequence[Task], session: Sessio
     """Evaluates the candidates block by block and returns the best.
 
     A candidate is dropped when a one-sided paired t test against the leader gives p < 0.1. A block that would pass the
-    cap on search calls is not begun. Among equals the one with fewer tokens a task wins.
+    cap on search calls is not begun.
 
     Raises:
         BudgetExceeded: not even the first candidate could be evaluated on anything.
@@ -74,14 +75,13 @@ def race(candidates: Sequence[Candidate], tasks: Sequence[Task], session: Sessio
 
 
 def best_of(candidates: Sequence[Candidate]) -> Candidate:
-    """Highest mean over the tasks that all running candidates saw; among equals, fewest tokens."""
+    """Highest mean over the tasks that all running candidates saw; among equals, highest preference."""
     running = [c for c in candidates if not c.dropped and len(c.evaluation)]
     common = set.intersection(*(set(c.evaluation.results) for c in running))
 
     def rank(candidate: Candidate) -> tuple[float, float]:
         keys = [key for key in candidate.evaluation.results if key in common]
         scores = [s for key in keys if not math.isnan(s := candidate.evaluation.scores[key])]
-        tokens = sum(candidate.evaluation.tokens[key] for key in keys)
-        return (sum(scores) / len(scores) if scores else -1.0, -tokens)
+        return sum(scores) / len(scores) if scores else -1.0, candidate.preference
 
     return max(running, key=rank)
