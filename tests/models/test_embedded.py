@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Literal
@@ -11,7 +12,7 @@ import pytest
 
 from assay.errors import ModelError
 from assay.models import Call, count_tokens, find_model, get_lm, pull_model
-from assay.models.embedded import LINES, lines_grammar, server_url
+from assay.models.embedded import LINES, cores, idle_threads, lines_grammar, server_url
 from assay.models.registry import EMBEDDED
 from assay.programs import LeanAdapter, SchemaAdapter
 
@@ -87,6 +88,28 @@ def test_a_call_gives_tokens_ids_and_logprobs(embedded: str) -> None:
     assert all(value <= 0 for value in call.logprobs)
     assert call.cost_usd == 0.0
     assert call.weights == EMBEDDED["smollm2-135m"].sha256
+
+
+def test_calls_in_parallel_answer_as_one_after_the_other(embedded: str) -> None:
+    seen: list[Call] = []
+    lm = get_lm(embedded, temperature=0.0, max_tokens=6, seed=1, observers=[seen.append])
+    prompts = [f"{'Count. ' * (10 + number)}What comes after {number}?" for number in range(8)]
+    alone = [lm(prompt)[0] for prompt in prompts]
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        together = list(pool.map(lambda prompt: lm(prompt)[0], prompts))
+    read = [{str(call.request["messages"]): call.prompt_tokens for call in calls} for calls in (seen[:8], seen[8:])]
+    assert read[0] == read[1]  # each call read its own prompt
+    assert len(set(read[0].values())) == 8
+    assert sum(a == b for a, b in zip(alone, together, strict=True)) >= 4  # batches round differently: near ties flip
+
+
+def test_threads_are_the_idle_cores_or_as_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ASSAY_THREADS", raising=False)
+    for busy, threads in ((0.0, min(8, cores())), (float(cores()), 1), (1000.0, 1)):
+        monkeypatch.setattr("assay.models.embedded._busy_cores", lambda window, busy=busy: busy)
+        assert idle_threads() == threads
+    monkeypatch.setenv("ASSAY_THREADS", "3")
+    assert idle_threads() == 3
 
 
 @pytest.mark.parametrize("adapter", [SchemaAdapter(), LeanAdapter()])

@@ -224,7 +224,9 @@ def _by_path(path: str, p: Proposal) -> Student:
         "seed": p.session.seed, "max_errors": 10**9,
     }  # fmt: skip
     optimizer = found(**_named(found.__init__, offered))
-    data = {"trainset": p.examples(), "valset": to_examples(p.val), "teacher": p.student.deepcopy(), "seed": p.session.seed}
+    data: dict[str, Any] = {"trainset": p.examples(), "valset": to_examples(p.val), "seed": p.session.seed}
+    if "teacher" in inspect.signature(optimizer.compile).parameters:
+        data["teacher"] = p.teacher()
     return optimizer.compile(p.student, **_named(optimizer.compile, data))
 
 
