@@ -5,7 +5,7 @@ import math
 import random
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,13 +32,14 @@ Run = tuple[dspy.Prediction, Steps]
 class Demonstration:
     """One successful run: its task and, in order, what each predictor was given and gave.
 
-    `failures` is how often the task failed before: what failed at first is what the plain program gets wrong.
+    `failures` is how often the task failed before, under `adapter`: what failed at first is what the program gets wrong.
     """
 
     task: Task
     steps: Steps
     score: float
     failures: int = 0
+    adapter: str | None = None
 
 
 @dataclass
@@ -105,7 +106,8 @@ def explore(
     max_calls: float = float("inf"),
     threshold: float = 0.8,
 ) -> Exploration:
-    """Runs variants of the program on training tasks until `want` successes are found or `max_calls` are made.
+    """Runs variants of the program on training tasks until `want` successes are found, a quarter of them hard (they failed
+    before they succeeded), or `max_calls` are made.
 
     Variants that succeed are tried more often. So that the successes do not only show what is easy, a run that went
     wrong in its last step alone is corrected by the task's label (`_corrected`), and other tasks that fail come back up to
@@ -120,7 +122,7 @@ def explore(
     start = session.meter.asked("search")
     exploration = Exploration()
     with session.progress.bar("explore", want) as advance:
-        while queue and len(found) < want and session.meter.asked("search") - start < max_calls:
+        while queue and not _enough(found.values(), want) and session.meter.asked("search") - start < max_calls:
             untried = [v for v in variants[: len(adapters)] if not v.tried]  # each adapter gets its turn before one is preferred
             variant = untried[0] if untried else max(variants, key=lambda v: v.promise)
             if variant.tried >= 16 and variant.succeeded == 0:
@@ -141,16 +143,17 @@ def explore(
                 variant.tried += 1
                 if score >= threshold:
                     variant.succeeded += 1
-                    found[task.id] = Demonstration(task, steps, score, failures=attempt)
+                    found[task.id] = Demonstration(task, steps, score, attempt, variant.student.adapter)
                     advance(1)
                 elif (repaired := _corrected(task, steps, prediction, session, threshold)) is not None:
-                    found[task.id] = replace(repaired, failures=attempt + 1)
+                    found[task.id] = replace(repaired, failures=attempt + 1, adapter=variant.student.adapter)
                     advance(1)
                 elif attempt + 1 < _TRIES and variant.succeeded:
                     queue.insert(0, (task, attempt + 1))
-    exploration.demonstrations = list(found.values())
     best = max(variants, key=lambda v: v.promise)
     exploration.teacher = best.student if best.succeeded else None
+    # what is hard under an adapter that is not used says nothing
+    exploration.demonstrations = [d if d.adapter == best.student.adapter else replace(d, failures=0) for d in found.values()]
     exploration.variants = [{**v.settings, "tried": v.tried, "succeeded": v.succeeded} for v in variants]
     return exploration
 
@@ -173,6 +176,10 @@ def _corrected(task: Task, steps: Steps, prediction: dspy.Prediction, session: S
     if not score >= threshold:  # NaN included
         return None
     return Demonstration(task, (*steps[:-1], (name, given, {**output, **labels})), score)
+
+
+def _enough(found: Collection[Demonstration], want: int) -> bool:
+    return len(found) >= want and sum(d.failures > 0 for d in found) >= want / 4
 
 
 def _run_batch(variant: Variant, batch: Sequence[tuple[Task, int]], session: Session) -> list[Run]:
@@ -226,18 +233,18 @@ def _distance(a: Counter[str], b: Counter[str]) -> float:
 def choose(pool: Sequence[Demonstration], k: int, *, seed: int, diverse: bool = True) -> list[Demonstration]:
     """`k` of the pool, at random or diverse.
 
-    Diverse: up to half are runs of tasks that failed before they succeeded, the hardest first; then each is the one least
-    like those already chosen (farthest-first, Gonzalez 1985).
+    Diverse: each is the one least like those already chosen (farthest-first, Gonzalez 1985), up to half of them among the
+    runs of tasks that failed before they succeeded, then among all.
     """
     rng = random.Random(seed)
     order = rng.sample(list(pool), len(pool))
     if not diverse or len(order) <= k:
         return order[:k]
     features = {id(d): _features(d) for d in order}
-    hard = sorted((d for d in order if d.failures), key=lambda d: -d.failures)
-    chosen = hard[: k // 2] or [order[0]]
+    hard = [d for d in order if d.failures]
+    chosen = [*hard, *order][:1]
     while len(chosen) < k:
-        rest = [d for d in order if d not in chosen]
+        rest = [d for d in (hard if len(chosen) < k // 2 else order) if d not in chosen] or [d for d in order if d not in chosen]
         chosen.append(max(rest, key=lambda d: min(_distance(features[id(d)], features[id(c)]) for c in chosen)))
     rng.shuffle(chosen)
     return chosen
