@@ -133,6 +133,19 @@ def test_a_killed_process_loses_at_most_the_last_second(tmp_path: Path) -> None:
         assert store.stats()["transitions"] > max(older)
 
 
+def test_a_store_of_schema_1_is_upgraded_and_keeps_what_it_holds(store: Store) -> None:
+    old, new = Rollout(), Rollout()
+    store.put_rollout(old)
+    store.flush()
+    with store.engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE rollouts DROP COLUMN early_tools_json"))
+        connection.execute(sa.text("UPDATE meta SET value = '1' WHERE key = 'schema'"))
+    with Store(store.url) as upgraded:
+        upgraded.put_rollout(new)
+        upgraded.flush()
+        assert {rollout.id for rollout in upgraded.rollouts()} == {old.id, new.id}
+
+
 def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     Store(tmp_path / "s.db").close()
     with sqlite3.connect(tmp_path / "s.db") as db:

@@ -4,7 +4,7 @@ from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaD
 
 __all__ = ["SCHEMA_VERSION", "meta", "metadata", "rollouts", "runs", "transitions"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 metadata = MetaData()
 

@@ -268,6 +268,7 @@ def _create(engine: sa.Engine) -> None:
     for attempt in range(5):
         try:
             schema.metadata.create_all(engine)
+            _upgrade(engine)
             with engine.begin() as connection:
                 connection.execute(_upsert(engine.dialect.name, schema.meta, replace=False), [{"key": "schema", "value": str(schema.SCHEMA_VERSION)}])
                 version = int(connection.execute(sa.select(schema.meta.c.value).where(schema.meta.c.key == "schema")).scalar_one())
@@ -278,6 +279,15 @@ def _create(engine: sa.Engine) -> None:
             time.sleep(0.1 * 2**attempt)
     if version > schema.SCHEMA_VERSION:
         raise StoreError(f"the store has schema {version}, this assay knows up to {schema.SCHEMA_VERSION}: update assay")
+
+
+def _upgrade(engine: sa.Engine) -> None:
+    """Schema 1 had no `early_tools_json`; what such a store holds is kept."""
+    if "early_tools_json" in {column["name"] for column in sa.inspect(engine).get_columns("rollouts")}:
+        return
+    with engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE rollouts ADD COLUMN early_tools_json TEXT NOT NULL DEFAULT '[]'"))
+        connection.execute(sa.update(schema.meta).where(schema.meta.c.key == "schema").values(value=str(schema.SCHEMA_VERSION)))
 
 
 def _upsert(dialect: str, table: sa.Table, *, replace: bool = True) -> Any:
