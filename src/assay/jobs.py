@@ -174,11 +174,15 @@ def open_job(
 def _only_one(path: Path) -> Iterator[None]:
     """Held while a job runs, so that the same job does not run twice at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path)
     try:
-        with FileLock(path).acquire(timeout=0):
-            yield
+        lock.acquire(timeout=0)
     except Timeout:
         raise ConfigError(f"this very job is running already (its lock is {path})") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager

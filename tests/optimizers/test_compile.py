@@ -270,6 +270,14 @@ def test_exploring_makes_the_tool_happen() -> None:
     assert set(actions) == {"calculator", "answer"}
 
 
+def test_exploring_ends_where_nothing_is_hard() -> None:
+    session = scripted_session()
+    with session.context():
+        found = explore(Student(MathQA(), session), load_splits(DATA).train, session, adapters=["json"], want=5)
+    assert not any(d.failures for d in found.demonstrations)
+    assert 10 <= len(found.demonstrations) < 14  # twice as many as wanted, to the end of a batch
+
+
 def test_an_adapter_that_exploring_found_worse_is_left_out() -> None:
     def explored(tried: int, succeeded: int) -> Exploration:
         rows = [{"adapter": "lean", "tried": 12, "succeeded": 10}, {"adapter": "json", "tried": tried, "succeeded": succeeded}]

@@ -73,7 +73,7 @@ def main() -> None:
         code = 2 if isinstance(error, wrong_usage) else 1
     except (StopRun, KeyboardInterrupt, click.Abort) as error:
         why = str(error) if isinstance(error, StopRun) else "by the user"
-        print(f"assay: stopped: {why}. What was found so far is kept; compile --resume goes on from here.", file=sys.stderr)
+        print(f"assay: stopped: {why}. What was found so far is kept; --resume goes on from here.", file=sys.stderr)
         code = 1 if isinstance(error, BudgetExceeded) else 130
     except BrokenPipeError:
         code = 0

@@ -107,7 +107,7 @@ def explore(
     threshold: float = 0.8,
 ) -> Exploration:
     """Runs variants of the program on training tasks until `want` successes are found, a quarter of them hard (they failed
-    before they succeeded), or `max_calls` are made.
+    before they succeeded), or twice as many where nothing is hard, or `max_calls` are made.
 
     Variants that succeed are tried more often. So that the successes do not only show what is easy, a run that went
     wrong in its last step alone is corrected by the task's label (`_corrected`), and other tasks that fail come back up to
@@ -179,7 +179,7 @@ def _corrected(task: Task, steps: Steps, prediction: dspy.Prediction, session: S
 
 
 def _enough(found: Collection[Demonstration], want: int) -> bool:
-    return len(found) >= want and sum(d.failures > 0 for d in found) >= want / 4
+    return len(found) >= want and (sum(d.failures > 0 for d in found) >= want / 4 or len(found) >= 2 * want)
 
 
 def _run_batch(variant: Variant, batch: Sequence[tuple[Task, int]], session: Session) -> list[Run]:
