@@ -15,15 +15,16 @@ from assay import __version__
 from assay.datasets import SPLITS
 from assay.deployment import load_artifact, save_artifact
 from assay.deployment.artifact import is_artifact, runnable
-from assay.errors import BudgetExceeded, ConfigError
-from assay.jobs import DEFAULT_MODEL, Job, RunConfig, home_of, load_rubric, open_job
+from assay.errors import BudgetExceeded, ConfigError, ModelError
+from assay.jobs import DEFAULT_MODEL, Job, RunConfig, home_of, load_rubric, open_job, opened_store
 from assay.models import Meter, get_lm
 from assay.optimizers import AUTO_SEARCH_CALLS, CompileConfig, CompileOutcome, Evaluation, Progress, compile_prompts
 from assay.optimizers import evaluate as run_evaluation
 from assay.optimizers.estimate import Estimate, estimate_compile
+from assay.optimizers.session import as_prediction
 from assay.programs import load_program, program_inputs, program_version
 from assay.rubrics import Rubric
-from assay.traces import Recorder, Rollout, Store
+from assay.traces import Recorder, Rollout
 
 __all__ = ["CompileReport", "EvaluationReport", "RunConfig", "compile", "evaluate", "load", "load_rubric", "run"]
 
@@ -115,7 +116,7 @@ def run(
         raise ConfigError(f"{program} takes the inputs {wanted}, got {sorted(inputs)}")
     name = model or (artifact.manifest["model"] if artifact else DEFAULT_MODEL)
     client: dict[str, Any] = {"api_base": api_base} if api_base else {}
-    with Store(store) as opened:
+    with opened_store(store, Progress()) as opened:
         recorder = Recorder(opened)
         rollout = Rollout(
             phase="run", program=artifact.manifest["program"] if artifact else program, inputs=dict(inputs), model=name,
@@ -124,7 +125,7 @@ def run(
         )  # fmt: skip
         lm = get_lm(name, observers=[recorder.observe], **client)
         with dspy.context(lm=lm), recorder.active(), recorder.rollout(rollout):
-            prediction: dspy.Prediction = built(**inputs)
+            prediction = as_prediction(built(**inputs))
             rollout.prediction = dict(prediction.items())
     return prediction
 
@@ -167,6 +168,8 @@ def compile(
         if outcome.stopped is None:
             job.status = "done"
         report.artifact = _save(job, report, Path(out) if out else home_of(store) / "artifacts" / _artifact_name(job, config))
+        if outcome.broken is not None:
+            raise ModelError(f"{outcome.broken}. What was searched is kept in {report.artifact}; compile with --resume once the model answers")
     return report
 
 
@@ -184,7 +187,7 @@ def _announce(job: Job, progress: Progress, config: RunConfig) -> None:
 
 
 def _estimate_line(guess: Estimate, config: RunConfig) -> str:
-    price = "no price is known for this model" if guess.cost_usd is None else f"${guess.cost_usd:.2f}"
+    price = "no price can be foretold for these models" if guess.cost_usd is None else f"${guess.cost_usd:.2f}"
     caps = [f"{k.removeprefix('max_')} {v:g}" for k, v in asdict(config).items() if k.startswith("max_") and v is not None]
     return f"estimate: {guess.calls} calls ({guess.search_calls} of them searching), about {guess.tokens:,} tokens, {price} with {config.model}" + (
         f"; caps: {', '.join(caps)}" if caps else "; no caps"

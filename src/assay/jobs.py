@@ -26,7 +26,7 @@ from assay.rubrics import Rubric
 from assay.rubrics import load_rubric as read_rubric
 from assay.traces import Recorder, Store, store_url
 
-__all__ = ["DEFAULT_MODEL", "Job", "RunConfig", "home_of", "load_rubric", "open_job"]
+__all__ = ["DEFAULT_MODEL", "Job", "RunConfig", "home_of", "load_rubric", "open_job", "opened_store"]
 
 DEFAULT_MODEL = "embedded/smollm2-135m"
 
@@ -141,7 +141,7 @@ def open_job(
             f"salt={config.salt!r} is not the artifact's {artifact.manifest['data']['salt']!r}: what it was compiled on would fall into "
             "the new test split. Use the artifact's salt"
         )
-    with _only_one(home / "runs" / f"{config.key}.lock"), _opened(store, progress) as opened:
+    with _only_one(home / "runs" / f"{config.key}.lock"), opened_store(store, progress) as opened:
         run_id, started, status = _run_id(opened, config.key, resume), time.time(), "failed"
         recorder = Recorder(opened, run_id=run_id, unseen=opened.unseen(run_id) if resume else 0)
         meter = Meter(config.caps, spent=opened.spent(run_id) if resume else None)
@@ -155,6 +155,7 @@ def open_job(
             session = Session(
                 lm=model, rubric=load_rubric(checked, judge_lm=judge), recorder=recorder, meter=meter, program_name=name,
                 seed=config.seed, threads=config.threads or model.recording.backend.concurrency, progress=progress, prompt_lm=reflection,
+                judge_lm=judge,
             )  # fmt: skip
             settings = artifact.settings if artifact else {"adapter": None, "parameters": {}}
             student = Student(known, session, adapter=config.adapter or settings["adapter"])
@@ -186,7 +187,8 @@ def _only_one(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _opened(store: str | Path | None, progress: Progress) -> Iterator[Store]:
+def opened_store(store: str | Path | None, progress: Progress) -> Iterator[Store]:
+    """The store, closed at the end; rows that it refused are a warning, not the end of a run whose result is at hand."""
     opened = Store(store)
     try:
         yield opened

@@ -172,3 +172,17 @@ def test_two_compiles_in_one_folder(embedded: str) -> None:
     assert first.returncode == 0, errors
     assert len(list(Path(".assay/artifacts").iterdir())) == 2
     assert "artifact:" in output
+
+
+@pytest.mark.model
+def test_json_is_alone_on_standard_output_whatever_the_program_prints(embedded: str, tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text(
+        "import dspy\nprint('loaded')\nclass P(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.predict = dspy.Predict('question -> answer')\n    def forward(self, question):\n        print('runs')\n        return '4'\n"
+    )
+    done = assay("evaluate", "p.py:P", "--rubric", "math_qa", "--data", "arithmetic:size=60", "--size", "3", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["result"]["n"] == 3
+    assert done.stderr.count("loaded") == 1
+    ran = assay("run", "p.py:P", "question=What is 2 + 2?", "--json")
+    assert json.loads(ran.stdout) == {"answer": "4"}

@@ -42,6 +42,9 @@ def test_jsonl_csv_and_parquet_give_the_same_tasks(tmp_path: Path) -> None:
         ("a.jsonl", b'{"question": "q"}\n[1]\n', r"a\.jsonl:2: expected a JSON object, found list"),
         ("a.jsonl", b'{"question": "q"}\n{"question": "caf\xe9"}\n', r"a\.jsonl:2: not UTF-8 \(byte 0xe9 at column 18\)"),
         ("a.jsonl", b'{"question": NaN}\n', r"a\.jsonl:1: not JSON \(NaN"),
+        ("a.jsonl", b'{"question": "q", "x": [1e999]}\n', r"a\.jsonl:1: not JSON \(1e999 is too large"),
+        ("a.jsonl", b'{"question": "\\ud83d"}\n', r"a\.jsonl:1: half of a surrogate pair"),
+        ("a.csv", b"question,question\nq,1\n", r"a\.csv:1: the header has the column 'question' twice"),
         ("a.jsonl", b'{"answer": "4"}\n', r"a\.jsonl:1: every input is empty"),
         ("a.jsonl", b"", r"has no tasks"),
         ("a.csv", b"question,answer\nq,1,2\n", r"a\.csv:2: more fields"),
@@ -196,3 +199,21 @@ def test_a_million_lines_take_constant_memory(tmp_path: Path) -> None:
     grown, rows, train = map(int, subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
     assert (rows, train) == (1_000_000, 1000)
     assert grown < 30_000, f"{grown} kB"
+
+
+def test_a_task_named_in_two_splits_stays_where_it_stood_first_whatever_the_limits(tmp_path: Path) -> None:
+    rows = [{**row, "split": split} for split in ("train", "test") for row in questions(300)]
+    spec = write(tmp_path / "d.jsonl", [*rows, {"question": "only test?", "answer": "1", "split": "test"}])
+    for limit in (100, 1000):
+        splits = load_splits(spec, limits={"train": limit}, need=())
+        assert len(splits.unseal()) == 1
+        assert splits.duplicates == 300
+
+
+@pytest.mark.parametrize(
+    ("rename", "message"), [({"qestion": "x"}, "no column 'qestion' to rename"), ({"answer": "question"}, "two columns the name 'question'")]
+)
+def test_renaming_what_is_not_there_or_onto_what_is_is_refused(tmp_path: Path, rename: dict[str, str], message: str) -> None:
+    spec = write(tmp_path / "d.jsonl", questions(30))
+    with pytest.raises(DataError, match=message):
+        load_splits(spec, rename=rename)

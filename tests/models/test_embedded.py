@@ -14,7 +14,7 @@ from assay.errors import ModelError
 from assay.models import Call, count_tokens, find_model, get_lm, pull_model
 from assay.models.embedded import LINES, cores, idle_threads, lines_grammar, server_url
 from assay.models.registry import EMBEDDED
-from assay.programs import LeanAdapter, SchemaAdapter
+from assay.programs import AgentParameters, LeanAdapter, MathQA, SchemaAdapter
 
 pytestmark = pytest.mark.model
 
@@ -144,6 +144,16 @@ def test_any_openai_compatible_server_is_recorded_too(embedded: str) -> None:
     assert seen[0].completion_tokens == 4
     assert seen[0].prompt_tokens
     assert seen[0].prompt_tokens > 5
+
+
+@pytest.mark.parametrize("name", ["openai/any", "hosted_vllm/any"])
+def test_an_agent_over_a_server_of_ones_own_is_held_to_its_schemas(embedded: str, name: str) -> None:
+    seen: list[Call] = []
+    lm = get_lm(name, api_base=server_url("smollm2-135m") + "/v1", api_key="none", observers=[seen.append], seed=0)
+    with dspy.context(lm=lm):
+        steps = MathQA(AgentParameters(tool_usage_threshold=0.0, max_steps=2, reasoning_depth=1))(question="What is 12 + 30?").steps
+    assert all(call.constrained for call in seen)
+    assert [step["tool"] for step in steps] == ["calculator"]
 
 
 def test_lines_grammar_is_one_line_a_property() -> None:

@@ -8,7 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from dspy.utils.exceptions import LMError, LMRateLimitError, LMServerError
 
-from assay.models import Call, Meter, get_lm
+from assay.errors import BudgetExceeded
+from assay.models import Call, Caps, Meter, get_lm
 
 GOOD = {
     "id": "1", "object": "chat.completion", "model": "m", "created": 1,
@@ -19,16 +20,21 @@ GOOD = {
 
 class Handler(BaseHTTPRequestHandler):
     plan: list[object] = []
+    asked: list[dict[str, object]] = []
     release = threading.Event()
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         step = self.plan.pop(0) if self.plan else 200
         if step == "hang":
             self.release.wait(20)
             return
-        body = json.dumps(GOOD if step in (200, "die") else {"error": {"message": f"planned {step}"}}).encode()
-        self.send_response(200 if step == "die" else int(str(step)))
+        self.asked.append(asked)
+        if step == "no schema" and "response_format" not in asked:
+            step = 200
+        reply = GOOD if step in (200, "die") else step if isinstance(step, dict) else {"error": {"message": f"planned {step}"}}
+        body = json.dumps(reply).encode()
+        self.send_response(step if isinstance(step, int) else 400 if step == "no schema" else 200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -84,3 +90,40 @@ def test_a_server_that_dies_halfway_is_an_error_and_no_answer(server: str) -> No
     Handler.plan = ["die"]
     with pytest.raises(LMError):
         lm_for(server, [], Meter(), num_retries=0)("hi")
+
+
+@pytest.mark.parametrize("reply", [{"foo": 1}, {"choices": []}])
+def test_a_reply_without_an_answer_is_the_servers_failure_not_an_empty_answer(server: str, reply: dict[str, object]) -> None:
+    Handler.plan = [reply]
+    with pytest.raises(LMServerError, match="holds no answer"):
+        lm_for(server, [], Meter(), num_retries=0)("hi")
+
+
+def test_a_server_of_ones_own_that_refuses_schemas_is_asked_without_from_then_on(server: str) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", "properties": {}}}}
+    Handler.plan, Handler.asked = ["no schema", "no schema"], []
+    lm = lm_for(server, [], Meter(), num_retries=0)
+    assert lm.supports_response_schema
+    assert lm("hi", response_format=schema) == ["hello"]
+    assert not lm.supports_response_schema
+    assert ["response_format" in asked for asked in Handler.asked] == [True, False]
+
+
+def test_a_cap_on_calls_holds_between_threads() -> None:
+    meter, taken = Meter(Caps(calls=50)), []
+
+    def take() -> None:
+        try:
+            while True:
+                meter.reserve()
+                taken.append(1)
+                meter.settle(prompt_tokens=1, completion_tokens=1, cost_usd=0.0, failed=False)
+        except BudgetExceeded:
+            pass
+
+    threads = [threading.Thread(target=take) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(taken) == meter.usage.calls == 50

@@ -13,13 +13,13 @@ import pytest
 
 import assay
 from assay.datasets import load_splits
-from assay.errors import ConfigError, ModelError, OptimizerError, SealedSplit
+from assay.errors import ConfigError, MissingExtra, ModelError, OptimizerError, SealedSplit
 from assay.models import Caps, Meter, ResponseCache
 from assay.optimizers import OPTIMIZERS, Session, Student, evaluate, paired_gain
 from assay.optimizers.demonstrations import Demonstration, Exploration, choose, explore, shape
 from assay.optimizers.racing import Candidate, race
 from assay.programs import MathQA
-from assay.rubrics import load_rubric
+from assay.rubrics import Criterion, Rubric, checks, load_rubric
 from assay.testing import scripted_lm
 from assay.traces import Recorder
 
@@ -91,8 +91,9 @@ def test_every_optimizer_runs_and_its_artifact_is_the_program_that_was_measured(
         assert compiled == 1.0
 
 
-def test_any_other_teleprompter_by_its_class_path(tmp_path: Path) -> None:
-    report = compile_it("dspy.teleprompt:BootstrapFewShot", tmp_path, sizes={"train": 8, "val": 5, "gate": 5, "test": 5})
+@pytest.mark.parametrize("name", ["BootstrapFewShot", "COPRO", "GEPA", "BootstrapFewShotWithRandomSearch"])
+def test_any_other_teleprompter_by_its_class_path(tmp_path: Path, name: str) -> None:
+    report = compile_it(f"dspy.teleprompt:{name}", tmp_path, sizes={"train": 8, "val": 5, "gate": 5, "test": 5})
     assert report.to_dict()["notes"] in ([], ["nothing beat the plain program on val; it stays as it is"])
 
 
@@ -138,6 +139,54 @@ def test_a_compile_against_a_dead_server_ends_early_and_says_why(tmp_path: Path,
     with pytest.raises(ModelError, match=r"could be scored.*down"):
         compile_it(optimizer, tmp_path, down)
     assert len(calls) <= 40
+
+
+def test_a_server_that_dies_after_the_search_leaves_a_run_to_resume(tmp_path: Path) -> None:
+    tested = {task.inputs["question"] for task in load_splits(DATA).unseal()}
+    down = True
+
+    def dies(request: Any) -> Any:
+        asked = request.messages[-1].text or ""
+        return dspy.lm15.ServerError("gone") if down and any(question in asked for question in tested) else student_of_examples(request)
+
+    with pytest.raises(ModelError, match=r"none of the 12 test tasks could be scored.*gone.*--resume"):
+        compile_it("labeled", tmp_path, dies)
+    down = False
+    data = compile_it("labeled", tmp_path, dies, resume=True).to_dict()
+    assert data["test"]["compiled"]["n"] == 12
+    assert data["test"]["compiled"]["unscored"] == 0
+
+
+def test_a_missing_package_ends_the_run_and_is_no_score(tmp_path: Path) -> None:
+    class NeedsMore(dspy.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.predict = dspy.Predict("question -> answer")
+
+        def forward(self, question: str) -> Any:
+            raise MissingExtra("xyz", "hf")
+
+    with pytest.raises(MissingExtra, match="xyz"):
+        assay.evaluate(NeedsMore(), rubric="math_qa", data=DATA, lm=scripted_lm(student_of_examples), sizes={"val": 4}, store=tmp_path / "a.db")
+
+
+def test_auto_explores_where_the_data_has_no_labels(tmp_path: Path) -> None:
+    data = tmp_path / "unlabelled.jsonl"
+    data.write_text("".join(json.dumps({"question": f"say {i}"}) + "\n" for i in range(80)))
+    rubric = Rubric("yes", [Criterion(name="yes", check=checks.one_of, arguments={"values": ["yes"], "field": "answer"})])
+    report = assay.compile(
+        dspy.Predict("question -> answer"), rubric=rubric, data=str(data), lm=scripted_lm(lambda request: '{"answer": "yes"}'),
+        store=tmp_path / "a.db", sizes={"train": 12, "val": 6, "gate": 5, "test": 5}, adapter="json",
+    )  # fmt: skip
+    assert sum(row["succeeded"] for row in report.outcome.explored) > 0
+
+
+def test_exploring_tries_hot_where_nothing_succeeds() -> None:
+    session, heats = scripted_session(lambda request: '{"answer": "no idea"}'), set()
+    session.lm.recording.observers += (lambda call: heats.add(call.request["config"]["temperature"]),)
+    with session.context():
+        explore(Student(MathQA(), session), load_splits(DATA).train, session, adapters=["json"], want=5, max_calls=300)
+    assert 1.0 in heats
 
 
 def test_a_job_that_could_not_start_holds_nothing(tmp_path: Path) -> None:

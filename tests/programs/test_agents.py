@@ -2,6 +2,7 @@
 
 import json
 import time
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 from assay.errors import ParameterError, ProgramError
 from assay.models import count_tokens, get_lm
 from assay.programs import RANGES, Agent, AgentParameters, BaseAgent, Classify, Extract, LeanAdapter, MathQA, load_program, program_inputs
+from assay.programs.agent import reasoning_tokens
 from assay.programs.calculator import CalculatorError, calculator
+from assay.programs.estimate import choice_probabilities
 from assay.testing import scripted_lm
 
 
@@ -159,6 +162,7 @@ def test_an_agent_meets_the_protocol() -> None:
         ("2**10", "1024"),
         ("5 - (-3) = 9", "8"),
         ("1/3*3", "1"),
+        ("1000000000000/7", "142857142857.143"),
     ],
 )
 def test_the_calculator_computes(expression: str, value: str) -> None:
@@ -264,3 +268,38 @@ def test_programs_load_by_name_file_and_module(tmp_path: Path) -> None:
 def test_what_is_no_program_is_refused(name: str, message: str) -> None:
     with pytest.raises(ProgramError, match=message):
         load_program(name)
+
+
+@pytest.mark.parametrize("depth", [1, 5, 10])
+def test_the_engines_limit_on_an_answer_leaves_room_for_the_thought(depth: int) -> None:
+    seen: list[Any] = []
+    lm = scripted_lm(lambda request: '{"thought": "x", "action": "answer", "need": 0, "answer": "1"}', observers=[seen.append]).copy(max_tokens=512)
+    with dspy.context(lm=lm):
+        MathQA(AgentParameters(reasoning_depth=depth))(question="What is 1?")
+    assert seen[0].request["config"]["max_tokens"] == 512 + reasoning_tokens(depth)
+
+
+def decided(*tokens: tuple[str, dict[str, float]]) -> dspy.Prediction:
+    content = [{"token": t, "top_logprobs": [{"token": k, "logprob": log(p)} for k, p in top.items()]} for t, top in tokens]
+    return dspy.Prediction(action="answer", logprobs={"content": content})
+
+
+def test_the_need_of_a_tool_is_read_from_the_first_token_of_the_choice() -> None:
+    prediction = decided(('{"action": "', {}), ("answer", {"answer": 0.6, "calc": 0.15, "calculator": 0.05, "zebra": 0.2}), ('"}', {}))
+    odds = choice_probabilities(prediction, "action", ["calculator", "answer"])
+    assert odds["calculator"] == pytest.approx(0.2 / 0.8)  # 0.15 + 0.05 of the 0.8 that begin a choice
+    assert sum(odds.values()) == pytest.approx(1)
+
+
+def test_without_probabilities_the_written_choice_has_all() -> None:
+    assert choice_probabilities(dspy.Prediction(action="answer"), "action", ["calculator", "answer"])["answer"] == pytest.approx(1)
+
+
+@pytest.mark.model
+def test_the_threshold_acts_on_what_the_embedded_model_gives(embedded: str) -> None:
+    def tools(threshold: float) -> int:
+        with dspy.context(lm=get_lm(embedded, seed=0)):
+            program = MathQA(AgentParameters(tool_usage_threshold=threshold, reasoning_depth=1, max_steps=2), adapter="lean")
+            return len(program(question="What is 12 + 30?").steps)
+
+    assert [tools(0.0), tools(1.0)] == [1, 0]

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import dspy
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.errors import RubricError, Unscored
-from assay.rubrics import Criterion, Essential, Failed, Grade, JudgeSpec, NoGrade, Rubric
+from assay.rubrics import Criterion, Essential, Failed, Grade, JudgeSpec, NoGrade, Rubric, checks
 from assay.traces import Rollout, ToolCall, Transition
 
 TASK = {"question": "2+2", "answer": "4"}
@@ -164,7 +165,14 @@ def test_step_rewards_are_capped_below_the_answer() -> None:
         (lambda: Criterion(name="a"), "exactly one of check and judge"),
         (lambda: Criterion(name="a b", check=gives(1)), "must be a word"),
         (lambda: Criterion(name="a", weight=math.nan, check=gives(1)), "finite"),
+        (lambda: Criterion(name="a", weight=1e308, check=gives(1)), "finite"),
         (lambda: Criterion(name="a", check=gives(1), arguments={"x": 1}), "cannot be called"),
+        (lambda: Criterion(name="a", check=checks.numeric, arguments={"tolerance": -1}), "tolerance=-1 must be"),
+        (lambda: Criterion(name="a", check=checks.numeric, arguments={"tolerance": "abc"}), "tolerance='abc' must be"),
+        (lambda: Criterion(name="a", check=checks.one_of, arguments={"values": "red"}), "must be a list"),
+        (lambda: Criterion(name="a", check=checks.contains, arguments={"text": []}), "text=.* must be"),
+        (lambda: Criterion(name="a", check=checks.length, arguments={"max_tokens": 0}), "max_tokens=0 must be"),
+        (lambda: Criterion(name="a", check=checks.steps_used, arguments={"budget": 0}), "budget=0 must be"),
         (lambda: Criterion(name="a", weight=-1, check=gives(1), essential=Essential()), "pitfall"),
         (lambda: Essential(cap=2), "between 0 and 1"),
         (lambda: JudgeSpec(text="?", scale=("only",)), "at least two"),
@@ -185,3 +193,28 @@ def test_tools_are_seen_in_the_rollout_or_the_steps() -> None:
     wrong = shipped.score(TASK, {"answer": "5"}, used)  # (0 + 1) / 5 = 0.2, under the cap of 0.5
     assert wrong.value == pytest.approx(0.2)
     assert wrong.capped_by == ("correct",)
+
+
+@pytest.mark.parametrize("empty", [{"answer": None}, {"answer": " "}, {"answer": "", "steps": [{"tool": "x", "error": None}]}])
+def test_an_empty_answer_is_a_failure_and_scores_0_whatever_else_was_well_done(empty: dict[str, Any]) -> None:
+    tidy = Rubric("r", [Criterion(name="right", weight=4, check=checks.exact), Criterion(name="tidy", check=gives(1.0))])
+    result = tidy.score({"question": "?", "expected": "4"}, empty)
+    assert (result.value, result.failed) == (0.0, "every field of the answer is empty")
+
+
+def test_an_empty_answer_is_right_where_nothing_is_expected() -> None:
+    fields = Rubric("r", [Criterion(name="right", check=checks.fields_match)])
+    assert fields.score({"inputs": {"text": "no date"}, "expected": {"date": ""}}, {"date": ""}).value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("check", "with_"),
+    [(checks.regex, {"pattern": r"\d+"}), (checks.contains, {"text": "0"}), (checks.one_of, {"values": [0, 1], "field": "answer"})],
+)
+def test_the_answer_0_is_an_answer(check: Any, with_: dict[str, Any]) -> None:
+    assert Rubric("r", [Criterion(name="c", check=check, arguments=with_)]).score({"question": "?"}, {"answer": 0}).value == 1.0
+
+
+@pytest.mark.parametrize("value", [np.bool_(True), np.int64(1), np.float32(1.0)])
+def test_numpys_numbers_are_grades(value: Any) -> None:
+    assert Rubric("r", [Criterion(name="c", check=gives(value))]).score({"question": "?"}, {"answer": 0}).value == 1.0

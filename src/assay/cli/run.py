@@ -2,7 +2,7 @@
 
 import click
 
-from assay.cli.shared import pairs, print_json
+from assay.cli.shared import json_option, pairs, print_json
 
 __all__ = ["command"]
 
@@ -13,7 +13,7 @@ __all__ = ["command"]
 @click.option("--model", help="Language model; by default the one the artifact was compiled for.")
 @click.option("--api-base", help="Address of an OpenAI-compatible server for --model.")
 @click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@json_option()
 def command(program: str, inputs: tuple[str, ...], model: str | None, api_base: str | None, store: str | None, as_json: bool) -> None:
     """One prediction of PROGRAM (an artifact's folder or a program's name) on INPUTS, each NAME=VALUE; recorded."""
     import logging

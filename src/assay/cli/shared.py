@@ -3,12 +3,12 @@
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
 import click
 
-__all__ = ["Console", "keep", "pairs", "print_json", "run_config", "run_options", "warn_of_gaps"]
+__all__ = ["Console", "json_option", "keep", "pairs", "print_json", "run_config", "run_options", "warn_of_gaps"]
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -46,7 +46,7 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--no-cache", is_flag=True, help="Do not read or keep responses on disk."),
         click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE."),
         click.option("--resume", is_flag=True, help="Go on with this job's unfinished run."),
-        click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, nothing else."),
+        json_option(),
     ]
     for option in reversed(options):
         function = option(function)
@@ -65,9 +65,23 @@ def run_config(values: dict[str, Any]) -> dict[str, Any]:
     return {**values, "parameters": parameters, "rename": rename, "cache": cache}
 
 
+def json_option(help_text: str = "One JSON object on standard output, nothing else.") -> Decorator:
+    """`--json`. Whatever else prints, a program of the user's own included, prints to standard error from there on."""
+
+    def redirect(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
+        if value:
+            ctx.meta["stdout"] = sys.stdout
+            ctx.with_resource(redirect_stdout(sys.stderr))
+        return value
+
+    return click.option("--json", "as_json", is_flag=True, is_eager=True, callback=redirect, help=help_text)
+
+
 def print_json(value: Any) -> None:
     """One object on standard output."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, allow_nan=False, default=str) + "\n")
+    context = click.get_current_context(silent=True)
+    out: Any = sys.stdout if context is None else context.meta.get("stdout", sys.stdout)
+    out.write(json.dumps(value, ensure_ascii=False, allow_nan=False, default=str) + "\n")
 
 
 def warn_of_gaps(rich: Any, data: dict[str, Any]) -> None:
@@ -89,9 +103,9 @@ class Console:
         self.rich.print(text, markup=False)
 
     @contextmanager
-    def bar(self, name: str, total: int) -> Iterator[Callable[[int], None]]:
+    def bar(self, name: str, total: int | None) -> Iterator[Callable[[int], None]]:
         if not self.rich.is_terminal:
-            self.say(f"{name} ({total}) …")
+            self.say(f"{name} ({total}) …" if total is not None else f"{name} …")
             yield lambda _: None
             return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn

@@ -3,7 +3,10 @@
 import csv
 import inspect
 import json
+import math
 import random
+import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from assay.errors import DataError, MissingExtra
 __all__ = ["iter_rows"]
 
 Row = tuple[str, dict[str, Any]]  # where it stands, what it says
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _MAX_LINE = 16 * 1024 * 1024  # bytes
 
 
@@ -65,12 +69,23 @@ def _jsonl(path: Path) -> Iterator[Row]:
             continue
         where = f"{path}:{number}"
         try:
-            row = json.loads(line, parse_constant=_no_constant)
+            row = json.loads(line, parse_constant=_no_constant, parse_float=_finite)
+            if _SURROGATE.search(line):
+                json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise DataError(f"{where}: half of a surrogate pair ({error.object[error.start]!r}), which is no text") from None
         except (json.JSONDecodeError, RecursionError, ValueError) as error:
             raise DataError(f"{where}: not JSON ({error})") from None
         if not isinstance(row, dict):
             raise DataError(f"{where}: expected a JSON object, found {type(row).__name__}")
         yield where, row
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is too large a number")
+    return value
 
 
 def _no_constant(name: str) -> float:
@@ -81,6 +96,8 @@ def _csv(path: Path) -> Iterator[Row]:
     csv.field_size_limit(_MAX_LINE)
     reader = csv.DictReader((line for _, line in _lines(path)), delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
     try:
+        if twice := sorted(name for name, count in Counter(reader.fieldnames or []).items() if count > 1):
+            raise DataError(f"{path}:1: the header has the column {twice[0]!r} twice")
         for row in reader:
             where = f"{path}:{reader.line_num}"
             if None in row:

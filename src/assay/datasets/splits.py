@@ -77,8 +77,17 @@ def split_of(content_hash: str, salt: str, shares: Mapping[str, int] = SHARES) -
 def _tasks(spec: str, inputs: Collection[str] | None, rename: Mapping[str, str] | None) -> Iterator[Task]:
     for where, row in iter_rows(spec):
         if rename:
-            row = {rename.get(key, key): value for key, value in row.items()}
+            row = _renamed(row, rename, where)
         yield make_task(row, where=where, inputs=inputs)
+
+
+def _renamed(row: Mapping[str, Any], rename: Mapping[str, str], where: str) -> dict[str, Any]:
+    if missing := sorted(rename.keys() - row.keys()):
+        raise DataError(f"{where}: there is no column {missing[0]!r} to rename; the row has {sorted(map(str, row))}")
+    names = [rename.get(key, key) for key in row]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise DataError(f"{where}: renaming gives two columns the name {twice[0]!r}")
+    return dict(zip(names, row.values(), strict=True))
 
 
 def load_tasks(spec: str, *, inputs: Collection[str] | None = None, rename: Mapping[str, str] | None = None, limit: int | None = None) -> list[Task]:
@@ -151,10 +160,14 @@ def collect_splits(tasks: Iterable[Task], *, spec: str, salt: str, limits: Mappi
     """`load_splits` for tasks that are already made."""
     samples = {name: _Sample(limits[name]) for name in SPLITS}
     rows, tally = 0, Counter[str]()
+    named: dict[int, str] = {}  # 100 bytes a task, of files that name splits: only those can name two for one task
     for rows, task in enumerate(tasks, 1):
         name, rank = split_of(task.content_hash, salt)
         if task.split is not None:
             name = task.split
+            if named.setdefault(rank, name) != name:  # it stays where it stood first, whether or not that split kept it
+                tally["duplicates"] += 1
+                continue
         twin = next((s.ranks[rank] for s in samples.values() if rank in s.ranks), None) or samples[name].offer(rank, rows, task)
         if twin is not None:
             tally["duplicates" if twin.expected == task.expected else "conflicts"] += 1

@@ -5,6 +5,7 @@ slots and reuse each other's prompt prefixes. Constrained output: JSON schemas b
 marked `LINES` becomes a grammar of `name: value` lines, for adapters that write those.
 """
 
+import importlib.util
 import json
 import os
 import re
@@ -112,6 +113,8 @@ class LlamaBackend:
         return max(1, min(_SLOTS // 2, cores() // 2))
 
     def __init__(self, name: str) -> None:
+        if importlib.util.find_spec("xllamacpp") is None:
+            raise MissingExtra("xllamacpp", "embedded")
         self.spec = spec(name)
         self.path = find_model(name)
         self.weights = self.spec.sha256

@@ -5,7 +5,7 @@ Answers from the response cache cost nothing and are counted apart.
 """
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
@@ -46,6 +46,10 @@ class Usage:
         return self.prompt_tokens + self.completion_tokens
 
 
+def ignore(count: int) -> None:
+    """Hears of a call and does nothing."""
+
+
 class Meter:
     """Thread-safe. One per run; phases are whatever the caller names (`search`, `gate`, `test`)."""
 
@@ -53,10 +57,11 @@ class Meter:
         self.caps = caps or Caps()
         self.phases: dict[str, Usage] = dict(spent or {})
         self.phase = "search"
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._in_flight = 0
         self._cancelled = False
         self._asked: dict[str, int] = {}
+        self.on_call: Callable[[int], None] = ignore  # told of each call, answered by a model or by the cache
 
     def __deepcopy__(self, memo: object) -> "Meter":
         return self
@@ -114,15 +119,14 @@ class Meter:
         """
         if self._cancelled:
             raise Cancelled("the run was stopped")
-        used = self.usage
-        search = self.of("search").calls if self.phase == "search" else 0
-        if self.caps.cost_usd is not None and used.unpriced:
-            raise BudgetExceeded(
-                f"the cap of ${self.caps.cost_usd:g} cannot be kept: {used.unpriced} calls had no known price. Cap calls or tokens instead",
-                what="dollars",
-            )
-        with self._lock:
-            pending = self._in_flight
+        with self._lock:  # from reading what was used to counting the call, or two threads would both take the last one
+            used, pending = self.usage, self._in_flight
+            search = self.of("search").calls if self.phase == "search" else 0
+            if self.caps.cost_usd is not None and used.unpriced:
+                raise BudgetExceeded(
+                    f"the cap of ${self.caps.cost_usd:g} cannot be kept: {used.unpriced} calls had no known price. Cap calls or tokens instead",
+                    what="dollars",
+                )
             for what, value, cap in (
                 ("calls", used.calls + pending, self.caps.calls),
                 ("tokens", used.tokens, self.caps.tokens),
@@ -137,6 +141,7 @@ class Meter:
     def settle(self, *, prompt_tokens: int | None, completion_tokens: int | None, cost_usd: float | None, failed: bool) -> None:
         """Called once after each reserved call, whether it answered or failed."""
         usage = self.of(self.phase)
+        self.on_call(1)
         with self._lock:
             self._in_flight -= 1
             usage.calls += 1
@@ -151,6 +156,7 @@ class Meter:
     def hit(self) -> None:
         """Called for each answer from the response cache."""
         usage = self.of(self.phase)
+        self.on_call(1)
         with self._lock:
             usage.cached += 1
             self._asked[self.phase] = self._asked.get(self.phase, 0) + 1

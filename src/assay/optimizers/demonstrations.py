@@ -23,6 +23,7 @@ _BATCH = 4
 _ALPHA = 0.1
 _HOT = 1.0  # temperature of a further try
 _TRIES = 4  # of one task
+_COLD = 8  # runs of a variant without a success, after which tasks are tried hot
 
 Steps = tuple[tuple[str, dict[str, Any], dict[str, Any]], ...]
 Run = tuple[dspy.Prediction, Steps]
@@ -111,7 +112,7 @@ def explore(
 
     Variants that succeed are tried more often. So that the successes do not only show what is easy, a run that went
     wrong in its last step alone is corrected by the task's label (`_corrected`), and other tasks that fail come back up to
-    three times at a higher temperature.
+    three times at a higher temperature; so do all where nothing succeeds.
 
     Raises:
         ModelError: none of the first runs could be scored: the model's server, or a judge, is at fault.
@@ -148,7 +149,7 @@ def explore(
                 elif (repaired := _corrected(task, steps, prediction, session, threshold)) is not None:
                     found[task.id] = replace(repaired, failures=attempt + 1, adapter=variant.student.adapter)
                     advance(1)
-                elif attempt + 1 < _TRIES and variant.succeeded:
+                elif attempt + 1 < _TRIES and (variant.succeeded or variant.tried > _COLD):
                     queue.insert(0, (task, attempt + 1))
     best = max(variants, key=lambda v: v.promise)
     exploration.teacher = best.student if best.succeeded else None

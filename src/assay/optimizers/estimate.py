@@ -40,13 +40,21 @@ def estimate_compile(student: Student, splits: Splits, session: Session, *, demo
     cap = session.meter.caps.search_calls
     search = cap if cap is not None else 10 * min(50, sizes["val"]) * runs
     judges = sum(c.judge is not None for c in session.rubric.finals)
-    calls = search + 2 * (sizes["gate"] + sizes["test"]) * (runs + judges)
+    reported = 2 * (sizes["gate"] + sizes["test"])
+    calls = search + reported * (runs + judges)
+    judged = round(calls * judges / (runs + judges))  # while searching, too, each run is judged
     if session.meter.caps.calls is not None:
         calls = min(calls, session.meter.caps.calls)
+        judged = min(judged, calls)
     task = splits.train[0] if splits.train else splits.val[0]
     shown = count_tokens(session.lm, str(dict(task.inputs))) + count_tokens(session.lm, str(dict(task.expected)))
     prompt = 120 + shown * (1 + demos)
-    return Estimate(search, calls, calls * (prompt + _OUTPUT_TOKENS), _price(session.lm, calls * prompt, calls * _OUTPUT_TOKENS))
+    shares = [(session.lm, calls - judged), *([(session.judge_lm or session.lm, judged)] if judged else [])]
+    prices = [_price(lm, count * prompt, count * _OUTPUT_TOKENS) for lm, count in shares]
+    if session.prompt_lm is not None and _price(session.prompt_lm, 1, 1) != 0:
+        prices.append(None)  # how often a reflecting model is asked is not known before
+    known = [price for price in prices if price is not None]
+    return Estimate(search, calls, calls * (prompt + _OUTPUT_TOKENS), sum(known) if len(known) == len(prices) else None)
 
 
 def _price(lm: Any, prompt_tokens: int, completion_tokens: int) -> float | None:

@@ -7,6 +7,8 @@ where it stopped (`resume`), and everything before is answered from the response
 import copy
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 from assay.datasets import Splits, Task
 from assay.datasets.tasks import content_hash
 from assay.errors import BudgetExceeded, ConfigError, ModelError, OptimizerError
+from assay.models.meter import ignore
 from assay.optimizers.demonstrations import Demonstration, choose, explore, with_demos
 from assay.optimizers.evaluation import Evaluation, evaluate
 from assay.optimizers.racing import Candidate, best_of, race
@@ -58,6 +61,7 @@ class CompileOutcome:
     candidates: list[dict[str, Any]]
     explored: list[dict[str, Any]]
     stopped: str | None = None
+    broken: str | None = None  # why gate or test could not be scored at all
     replaces: bool = False
     gate: Gain | None = None
     test_baseline: Evaluation | None = None
@@ -99,6 +103,8 @@ def compile_prompts(student: Student, splits: Splits, session: Session, config: 
         except BudgetExceeded as cap:
             outcome.stopped = str(cap)
             session.progress.say(f"stopped before the report was complete: {cap}")
+        except ModelError as error:  # what was searched is kept; the report can be made when the model is back
+            outcome.stopped = outcome.broken = str(error)
     return outcome
 
 
@@ -110,6 +116,7 @@ def _decide(outcome: CompileOutcome, splits: Splits, session: Session) -> None:
     with session.phase("gate"):
         before = evaluate(outcome.baseline, splits.gate, session, name="gate: baseline")
         after = evaluate(outcome.compiled, splits.gate, session, name="gate: compiled")
+    _need_scores(before, after, "gate")
     outcome.gate = paired_gain(before.scores, after.scores)
     outcome.replaces = outcome.gate.is_gain
 
@@ -124,7 +131,14 @@ def _report(outcome: CompileOutcome, splits: Splits, session: Session) -> None:
             outcome.test_compiled = outcome.test_baseline
         else:
             outcome.test_compiled = evaluate(outcome.compiled, tasks, session, name="test: compiled")
+    _need_scores(outcome.test_baseline, outcome.test_compiled, "test")
     outcome.test_gain = paired_gain(outcome.test_baseline.scores, outcome.test_compiled.scores)
+
+
+def _need_scores(before: Evaluation, after: Evaluation, split: str) -> None:
+    for evaluation in (before, after):
+        if evaluation.why_unscored is not None:
+            raise ModelError(f"none of the {len(evaluation)} {split} tasks could be scored: {evaluation.why_unscored}")
 
 
 class _Search:
@@ -164,7 +178,6 @@ class _Search:
         val = self.val[:50]
         evaluate(self.student, val, self.session, name="val: baseline", into=self.candidates[0].evaluation)
         proposal = Proposal(self.student, self.splits.train, val, self.session, self.config.threshold, self.config.demos)
-        self.session.progress.say(f"{name} proposes …")
         self._propose(name, proposal)
         for candidate in self.candidates[1:]:
             evaluate(candidate.student, val, self.session, name=f"val: {candidate.name}", into=candidate.evaluation)
@@ -186,7 +199,8 @@ class _Search:
     def _propose(self, name: str, proposal: Proposal) -> None:
         self.sighted = None
         try:
-            self.candidates.append(Candidate(name, propose(name, proposal)))
+            with self._calls_shown(f"{name} proposes, LM calls"):
+                self.candidates.append(Candidate(name, propose(name, proposal)))
         except BudgetExceeded:
             if self.sighted is not None:
                 self.sighted.name = f"{name}, cut short"
@@ -200,6 +214,17 @@ class _Search:
                 raise OptimizerError(f"{name} failed: {type(error).__name__}: {error}") from error
             self.notes.append(f"{name} failed: {type(error).__name__}: {error}")
             self.session.progress.say(f"{name} failed: {type(error).__name__}: {str(error)[:200]}")
+
+    @contextmanager
+    def _calls_shown(self, name: str) -> Iterator[None]:
+        """A bar of LM calls: what a teleprompter does inside is its own, but each of its calls passes the meter."""
+        left, meter = self.session.meter.search_calls_left(), self.session.meter
+        with self.session.progress.bar(name, int(left) if math.isfinite(left) else None) as advance:
+            meter.on_call = advance
+            try:
+                yield
+            finally:
+                meter.on_call = ignore
 
     def _auto(self) -> None:
         """Cheapest first: demonstrations from labels or exploring, then, where the budget carries them, reflection."""
@@ -253,7 +278,7 @@ class _Search:
     def _labels_fit(self) -> bool:
         """Labels are demonstrations by themselves only where one predictor gives all that is expected."""
         predictors, expected = self.student.program.predictors(), set(self.splits.train[0].expected)
-        return len(predictors) == 1 and expected <= set(predictors[0].signature.output_fields)
+        return len(predictors) == 1 and bool(expected) and expected <= set(predictors[0].signature.output_fields)
 
     def _race(self, most: int) -> None:
         race([c for c in self.candidates if not c.dropped], self.val[:most], self.session, block=_BLOCK)

@@ -12,14 +12,14 @@ from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError,
 
 from assay.datasets import Task
 from assay.datasets.tasks import content_hash
-from assay.errors import ConfigError
+from assay.errors import AssayError, ConfigError
 from assay.models import LanguageModel, Meter, sample_scope
 from assay.programs import RANGES, AgentParameters, make_adapter, program_version
 from assay.programs.compose import is_agent
 from assay.rubrics import Failed, Rubric, ScoreResult
 from assay.traces import Recorder, Rollout
 
-__all__ = ["Advance", "Progress", "Session", "Student"]
+__all__ = ["Advance", "Progress", "Session", "Student", "as_prediction"]
 
 Advance = Callable[[int], None]
 
@@ -30,8 +30,8 @@ class Progress:
     def say(self, text: str) -> None:
         """One line for the user."""
 
-    def bar(self, name: str, total: int) -> AbstractContextManager[Advance]:
-        """A bar while the context is open; call what it gives with the number of finished items."""
+    def bar(self, name: str, total: int | None) -> AbstractContextManager[Advance]:
+        """A bar while the context is open; call what it gives with the number of finished items. `total` None: not known."""
         return nullcontext(lambda _: None)
 
 
@@ -50,6 +50,7 @@ class Session:
     tasks: dict[str, Task] = field(default_factory=dict)
     split_of: dict[str, str] = field(default_factory=dict)
     prompt_lm: LanguageModel | None = None  # proposes prompts; the program's own model where None
+    judge_lm: LanguageModel | None = None  # decides the rubric's judge criteria
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __deepcopy__(self, memo: object) -> "Session":
@@ -78,6 +79,11 @@ class Session:
         callbacks = [c for c in dspy.settings.callbacks if c is not self.recorder] + [self.recorder]
         with dspy.context(lm=self.lm, callbacks=callbacks, num_threads=self.threads):
             yield
+
+
+def as_prediction(output: Any) -> dspy.Prediction:
+    """What a program returned: a prediction as it is, anything else as its `answer`."""
+    return output if isinstance(output, dspy.Prediction) else dspy.Prediction(answer=output)
 
 
 class Student(dspy.Module):  # type: ignore[misc]
@@ -152,8 +158,7 @@ class Student(dspy.Module):  # type: ignore[misc]
     def _run(self, inputs: dict[str, Any], rollout: Rollout) -> dspy.Prediction:
         try:
             with sample_scope(self.sample), self._settings():
-                prediction = self.program(**inputs)
-            return prediction if isinstance(prediction, dspy.Prediction) else dspy.Prediction(answer=prediction)
+                return as_prediction(self.program(**inputs))
         except AdapterParseError as error:
             self._keep_partial(error, inputs)
             failed = Failed(f"the answer could not be read: {str(error.lm_response)[:300]!r}")
@@ -161,6 +166,8 @@ class Student(dspy.Module):  # type: ignore[misc]
             failed = Failed(f"the prompt is too long for the model: {error}")
         except LMError as error:
             failed = Failed(f"{type(error).__name__}: {error}", own=False)
+        except AssayError:  # a missing package, a setting, the store: the user's to mend, and never a score
+            raise
         except Exception as error:
             failed = Failed(f"{type(error).__name__}: {error}")
         rollout.status, rollout.error = ("failed" if failed.own else "error"), failed.reason

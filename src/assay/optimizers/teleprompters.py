@@ -221,10 +221,14 @@ def _by_path(path: str, p: Proposal) -> Student:
     found = _class(path)
     offered = {
         "metric": p.metric(), "num_threads": p.session.threads, "prompt_model": p.prompt_lm, "task_model": p.session.lm,
-        "seed": p.session.seed, "max_errors": 10**9,
+        "seed": p.session.seed, "max_errors": 10**9, "reflection_lm": p.prompt_lm,
+        "max_metric_calls": max(40, 4 * len(p.val)), "warn_on_score_mismatch": False,
     }  # fmt: skip
     optimizer = found(**_named(found.__init__, offered))
-    data: dict[str, Any] = {"trainset": p.examples(), "valset": to_examples(p.val), "seed": p.session.seed}
+    data: dict[str, Any] = {
+        "trainset": p.examples(), "valset": to_examples(p.val), "seed": p.session.seed,
+        "eval_kwargs": {"num_threads": p.session.threads, "display_progress": False},
+    }  # fmt: skip
     if "teacher" in inspect.signature(optimizer.compile).parameters:
         data["teacher"] = p.teacher()
     return optimizer.compile(p.student, **_named(optimizer.compile, data))

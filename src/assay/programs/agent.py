@@ -67,7 +67,10 @@ class Agent(dspy.Module):  # type: ignore[misc]
         lm = dspy.settings.lm
         if lm is None:
             raise ProgramError("no language model is set: use dspy.configure(lm=assay.get_lm(NAME))")
-        with dspy.context(lm=lm.copy(temperature=self.parameters.temperature), adapter=make_adapter(self.adapter)):
+        changed: dict[str, Any] = {"temperature": self.parameters.temperature}
+        if lm.kwargs.get("max_tokens") is not None:  # the engine's limit on an answer leaves room for the thought
+            changed["max_tokens"] = lm.kwargs["max_tokens"] + reasoning_tokens(self.parameters.reasoning_depth)
+        with dspy.context(lm=lm.copy(**changed), adapter=make_adapter(self.adapter)):
             return self.solve(**inputs)
 
     def solve(self, **inputs: Any) -> Any:

@@ -130,4 +130,6 @@ def calculator(expression: str) -> str:
     value = evaluate_expression(expression)
     if isinstance(value, Fraction) and value.denominator == 1:
         return str(value.numerator)
-    return f"{float(value):.10g}"
+    number = float(value)
+    text = f"{number:.10g}"
+    return f"{number:.15g}" if "e+" in text and abs(number) < 1e15 else text  # as one would write it

@@ -1,6 +1,7 @@
 """Programs by name: `path/to/file.py:Class`, `package.module:Class`, or a shipped one."""
 
 import difflib
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -49,6 +50,12 @@ def program_class(name: str) -> Any:
 def _from_file(path: Path) -> Any:
     if not path.is_file():
         raise FileNotFoundError(path)
+    return _executed(path.resolve(), path.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=64)
+def _executed(path: Path, changed_ns: int) -> Any:
+    """The file's module, run once as long as the file is the same."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise ProgramError(f"{path} is no Python file")

@@ -32,6 +32,33 @@ __all__ = [
 _NUMBER = re.compile(r"[-+\u2212]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3})?(?:\s*/\s*\d+(?:\.\d+)?)?")
 
 
+def _is_pattern(pattern: str, **_: Any) -> None:
+    re.compile(pattern)
+
+
+def _is_number(value: Any, at_least: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and at_least <= value < math.inf
+
+
+def _is_tolerance(tolerance: float | None = None, **_: Any) -> None:
+    if tolerance is not None and not _is_number(tolerance, 0):
+        raise ValueError(f"tolerance={tolerance!r} must be a number of at least 0")
+
+
+def _is_limit(**limits: Any) -> None:
+    for name, value in limits.items():
+        if name in ("max_tokens", "budget") and not _is_number(value, 1):
+            raise ValueError(f"{name}={value!r} must be a number of at least 1")
+
+
+def _are_texts(text: Any = None, values: Any = None, **_: Any) -> None:
+    listed = isinstance(text, list | tuple) and text and all(isinstance(part, str) for part in text)
+    if text is not None and not isinstance(text, str) and not listed:
+        raise ValueError(f"text={text!r} must be a text or a list of texts that is not empty")
+    if values is not None and (not isinstance(values, list | tuple) or not values):
+        raise ValueError(f"values={values!r} must be a list that is not empty")
+
+
 def _expected(task: Task, field: str | None) -> tuple[str, Any]:
     name = field or (next(iter(task.expected)) if len(task.expected) == 1 else "answer")
     if name not in task.expected:
@@ -47,6 +74,11 @@ def _found(prediction: dict[str, Any], name: str) -> Any:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _words(prediction: dict[str, Any], name: str) -> str:
+    found = _found(prediction, name)
+    return "" if found is None else _text(found)
 
 
 def _norm(value: Any, case: bool) -> str:
@@ -101,6 +133,7 @@ def parse_number(value: Any) -> float | int | None:
     return number if math.isfinite(number) else None
 
 
+@arguments_rule(_is_tolerance)
 def numeric(task: Task, prediction: dict[str, Any], rollout: Rollout | None, field: str | None = None, tolerance: float | None = None) -> Grade:
     """1 where the numbers differ by at most `tolerance`, relative to the expected one where that is above 1.
 
@@ -121,27 +154,29 @@ def numeric(task: Task, prediction: dict[str, Any], rollout: Rollout | None, fie
     return Grade(value=float(right), reason="" if right else f"Expected {target}, found {number}.")
 
 
-@arguments_rule(lambda pattern, **_: re.compile(pattern))
+@arguments_rule(_is_pattern)
 def regex(task: Task, prediction: dict[str, Any], rollout: Rollout | None, pattern: str, field: str = "answer") -> Grade:
     """1 where the whole field matches the pattern."""
-    found = _text(_found(prediction, field) or "")[:100_000]
+    found = _words(prediction, field)[:100_000]
     match = re.fullmatch(pattern, found.strip(), re.DOTALL) is not None
     return Grade(value=float(match), reason="" if match else f"{found[:200]!r} does not match {pattern!r}.")
 
 
+@arguments_rule(_are_texts)
 def contains(
     task: Task, prediction: dict[str, Any], rollout: Rollout | None, text: str | Sequence[str] | None = None, field: str = "answer"
 ) -> Grade:
     """The share of the texts (by default the task's expected one) that stand in the field, letter case ignored."""
     wanted = [text] if isinstance(text, str) else list(text) if text is not None else [_text(_expected(task, None)[1])]
-    found = _text(_found(prediction, field) or "").casefold()
+    found = _words(prediction, field).casefold()
     missing = [part for part in wanted if part.casefold() not in found]
     return Grade(value=1 - len(missing) / len(wanted), reason=f"Missing: {missing}." if missing else "")
 
 
+@arguments_rule(_are_texts)
 def one_of(task: Task, prediction: dict[str, Any], rollout: Rollout | None, values: Sequence[str], field: str = "label") -> Grade:
     """1 where the field is one of the values, letter case ignored."""
-    found = _norm(_found(prediction, field) or "", False)
+    found = _norm(_words(prediction, field), False)
     allowed = found in {_norm(value, False) for value in values}
     return Grade(value=float(allowed), reason="" if allowed else f"{found[:200]!r} is not one of {list(values)}.")
 
@@ -170,10 +205,9 @@ def json_schema(task: Task, prediction: dict[str, Any], rollout: Rollout | None,
     return Grade(value=1.0)
 
 
+@arguments_rule(_is_limit)
 def length(task: Task, prediction: dict[str, Any], rollout: Rollout | None, max_tokens: int, field: str | None = None) -> Grade:
     """For a pitfall: how far the output is over `max_tokens` words, 0 up to the limit and 1 at twice of it."""
-    if max_tokens < 1:
-        raise NoGrade(f"max_tokens={max_tokens!r} must be at least 1")
     texts = [prediction.get(field, "")] if field else [v for k, v in prediction.items() if k != "steps"]
     words = sum(len(_text(text).split()) for text in texts)
     over = min(1.0, max(0.0, words / max_tokens - 1))
@@ -198,6 +232,7 @@ def tool_adoption(task: Task, prediction: dict[str, Any], rollout: Rollout | Non
     return Grade(value=0.0, reason=what)
 
 
+@arguments_rule(_is_limit)
 def steps_used(task: Task, prediction: dict[str, Any], rollout: Rollout | None, budget: int) -> Grade:
     """For a pitfall: the share of the LM-call budget that was overrun, 0 within the budget and 1 at twice of it."""
     if rollout is None:
@@ -206,6 +241,7 @@ def steps_used(task: Task, prediction: dict[str, Any], rollout: Rollout | None, 
     return Grade(value=min(1.0, max(0.0, used / budget - 1)), reason=f"{used} LM calls, the budget is {budget}.")
 
 
+@arguments_rule(_is_limit)
 def token_use(task: Task, prediction: dict[str, Any], rollout: Rollout | None, budget: int) -> Grade:
     """For a pitfall: the share of the token budget that was overrun, 0 within the budget and 1 at twice of it."""
     if rollout is None:

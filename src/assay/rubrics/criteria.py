@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 from assay.errors import RubricError
 
 __all__ = ["Check", "Criterion", "Essential", "Failed", "Grade", "JudgeSpec", "NoGrade", "arguments_rule"]
+
+_HEAVIEST = 1e9  # weights beyond it would overflow the sum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +107,8 @@ class Criterion:
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
             raise RubricError(f"criterion name {self.name!r} must be a word of letters, digits and underscores")
-        if not math.isfinite(self.weight):
-            raise RubricError(f"criterion {self.name!r}: weight={self.weight!r} must be a finite number")
+        if not abs(self.weight) <= _HEAVIEST:
+            raise RubricError(f"criterion {self.name!r}: weight={self.weight!r} must be a finite number between -1e9 and 1e9")
         if self.scope not in ("final", "step"):
             raise RubricError(f"criterion {self.name!r}: scope={self.scope!r} must be 'final' or 'step'")
         if (self.check is None) == (self.judge is None):

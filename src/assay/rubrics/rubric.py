@@ -88,6 +88,8 @@ class Rubric:
         if failure is not None:
             return self._failed(failure)
         fields = fields_of(prediction)
+        if _empty(fields) and not _empty(dict(task.expected)):
+            return self._failed(Failed("every field of the answer is empty"))
         verdicts = [self._grade(c, task, fields, rollout) for c in self.finals]
         return combine(self.criteria, verdicts)
 
@@ -149,6 +151,12 @@ class Rubric:
         """The same criteria with other weights, by name."""
         criteria = [replace(c, weight=weights.get(c.name, c.weight)) for c in self.criteria]
         return Rubric(self.name, criteria, step_cap=self.step_cap, resolver=self.resolver)
+
+
+def _empty(fields: dict[str, Any]) -> bool:
+    """Whether nothing was answered; that a task expects nothing is another matter."""
+    answers = [value for name, value in fields.items() if name != "steps"]
+    return bool(answers) and all(value is None or (isinstance(value, str) and not value.strip()) for value in answers)
 
 
 def _failure(prediction: Any) -> Failed | None:

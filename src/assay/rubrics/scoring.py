@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from assay.models import spending
 from assay.rubrics.criteria import Criterion, Failed, Grade, NoGrade
 from assay.traces.records import Rollout, Verdict
@@ -73,9 +75,9 @@ def _decided(criterion: Criterion, decide: Any, task: Any, prediction: dict[str,
 
 def _verdict(criterion: Criterion, value: Any, reason: str) -> Verdict:
     number: float | None = None
-    if isinstance(value, bool):
+    if isinstance(value, bool | np.bool_):
         number = float(value)
-    elif isinstance(value, int | float) and not math.isnan(value):
+    elif isinstance(value, int | float | np.integer | np.floating) and not math.isnan(value):
         if 0 <= value <= 1:
             number = float(value)
         else:

@@ -53,7 +53,7 @@ class Store:
         self._error: Exception | None = None
         self._reported = 0
         self.engine = self._open()
-        self._queue: queue.Queue[tuple[str, dict[str, Any]] | threading.Event] = queue.Queue(_QUEUE)
+        self._queue: queue.Queue[tuple[str, dict[str, Any]] | threading.Event | None] = queue.Queue(_QUEUE)
         self._writer = threading.Thread(target=self._write_forever, name="assay-store", daemon=True)
         self._writer.start()
 
@@ -118,8 +118,10 @@ class Store:
     def close(self) -> None:
         """Commits what is waiting and closes. Safe to call twice."""
         try:
-            self.flush()
+            if self._writer.is_alive():
+                self.flush()
         finally:
+            self._queue.put(None)  # the writer ends
             self.engine.dispose()
 
     def _write_forever(self) -> None:
@@ -132,6 +134,8 @@ class Store:
                     item = self._queue.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
                 except queue.Empty:
                     break
+                if item is None:
+                    return
                 deadline = deadline or time.monotonic() + _INTERVAL_S
                 if isinstance(item, threading.Event):
                     waiting.append(item)
