@@ -181,6 +181,12 @@ def test_auto_explores_where_the_data_has_no_labels(tmp_path: Path) -> None:
     assert sum(row["succeeded"] for row in report.outcome.explored) > 0
 
 
+def test_calls_are_kept_in_the_store_and_not_a_second_time_in_memory(tmp_path: Path) -> None:
+    report = compile_it("labeled", tmp_path, sizes={"train": 8, "val": 5, "gate": 5, "test": 5})
+    assert report.meter.usage.calls > 20
+    assert report.outcome.baseline.session.lm.history == []
+
+
 def test_exploring_tries_hot_where_nothing_succeeds() -> None:
     session, heats = scripted_session(lambda request: '{"answer": "no idea"}'), set()
     session.lm.recording.observers += (lambda call: heats.add(call.request["config"]["temperature"]),)

@@ -219,10 +219,11 @@ def _class(path: str) -> Any:
 def _by_path(path: str, p: Proposal) -> Student:
     """Any teleprompter: it is given those of our settings that its constructor and `compile` name."""
     found = _class(path)
+    if found is teleprompt.GEPA:
+        return _gepa(p)  # its budget is required and it takes no teacher
     offered = {
         "metric": p.metric(), "num_threads": p.session.threads, "prompt_model": p.prompt_lm, "task_model": p.session.lm,
         "seed": p.session.seed, "max_errors": 10**9, "reflection_lm": p.prompt_lm,
-        "max_metric_calls": max(40, 4 * len(p.val)), "warn_on_score_mismatch": False,
     }  # fmt: skip
     optimizer = found(**_named(found.__init__, offered))
     data: dict[str, Any] = {
