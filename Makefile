@@ -22,7 +22,7 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
 		|| echo "reasoning-gym could not be installed (one of its packages needs a C compiler); its test is skipped"
 	@touch $@ $(VENV)/.demo
 
-# The main job on real input: a 135M model learns to use a calculator because its prompt was compiled against a rubric.
+# The main job on real input: a 135M model learns to work with its calculator because its prompt was compiled against a rubric.
 demo: $(VENV)/.demo
 	$(BIN)/assay models pull smollm2-135m
 	cd $$(mktemp -d) && $(abspath $(BIN))/assay compile math_qa --rubric math_qa --data "arithmetic:terms=2-3&digits=2-3&size=600" \

@@ -14,7 +14,7 @@ import dspy
 from assay import __version__
 from assay.datasets import SPLITS
 from assay.deployment import load_artifact, save_artifact
-from assay.deployment.artifact import is_artifact, runnable
+from assay.deployment.artifact import check_place, is_artifact, runnable
 from assay.errors import BudgetExceeded, ConfigError, ModelError
 from assay.jobs import DEFAULT_MODEL, Job, RunConfig, home_of, load_rubric, open_job, opened_store
 from assay.models import Meter, get_lm
@@ -115,6 +115,8 @@ def run(
     if wanted is not None and set(inputs) != set(wanted):
         raise ConfigError(f"{program} takes the inputs {wanted}, got {sorted(inputs)}")
     name = model or (artifact.manifest["model"] if artifact else DEFAULT_MODEL)
+    if api_base is None and model is None and artifact:
+        api_base = artifact.manifest.get("api_base")
     client: dict[str, Any] = {"api_base": api_base} if api_base else {}
     with opened_store(store, Progress()) as opened:
         recorder = Recorder(opened)
@@ -160,6 +162,8 @@ def compile(
     if config.optimizer == "auto" and config.max_search_calls is None:
         config = replace(config, max_search_calls=AUTO_SEARCH_CALLS)
     shown = progress or Progress()
+    if out is not None:
+        check_place(Path(out).resolve())
     with open_job(config, program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume) as job:
         _announce(job, shown, config)
         job.status = "stopped"  # until all of it is done
@@ -204,6 +208,7 @@ def _save(job: Job, report: CompileReport, folder: Path) -> Path:
         "version": program_version(compiled.program, compiled.settings["adapter"]),
         "settings": compiled.settings,
         "model": config.model,
+        "api_base": config.api_base,
         "weights": job.session.lm.recording.backend.weights,
         "adapters": list(job.session.lm.recording.backend.adapters),
         "rubric": {"name": rubric.name, "version": rubric.version, "criteria": [c.describe() for c in rubric.criteria]},
@@ -252,7 +257,8 @@ def evaluate(
     if split not in SPLITS:
         raise ConfigError(f"split={split!r} must be one of {', '.join(SPLITS)}")
     if lm is None and options.get("model") is None and isinstance(program, str) and is_artifact(program):
-        options["model"] = load_artifact(program).manifest["model"]
+        manifest = load_artifact(program).manifest
+        options["model"], options["api_base"] = manifest["model"], options.get("api_base") or manifest.get("api_base")
     options = {"kind": "evaluate", **{key: value for key, value in options.items() if value is not None}}
     config, shown = RunConfig.of(program, rubric, data, lm, **options), progress or Progress()
     evaluation, stopped = Evaluation(), None

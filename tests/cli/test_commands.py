@@ -32,6 +32,8 @@ def assay(*args: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         (["traces", "stats"], 1, "there is no store"),
         (["run", "classify", "text=x"], 2, "takes its labels from the data"),
         (["run", "math_qa", "question"], 2, "must be NAME=VALUE"),
+        (["evaluate", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=60", "--set", "max_steps=true"], 2, "must be a number"),
+        (["traces", "list", "--split", "bogus"], 2, "'bogus' is not one of"),
         (["models", "pull", "nonsense"], 1, "there are: smollm2-135m"),
     ],
 )

@@ -217,3 +217,8 @@ def test_renaming_what_is_not_there_or_onto_what_is_is_refused(tmp_path: Path, r
     spec = write(tmp_path / "d.jsonl", questions(30))
     with pytest.raises(DataError, match=message):
         load_splits(spec, rename=rename)
+
+
+def test_null_is_no_expected_answer() -> None:
+    assert make_task({"text": "a", "label": None}).expected == {}
+    assert make_task({"inputs": {"text": "a"}, "expected": {"label": None, "date": ""}}).expected == {"date": ""}

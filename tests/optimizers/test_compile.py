@@ -13,13 +13,13 @@ import pytest
 
 import assay
 from assay.datasets import load_splits
-from assay.errors import ConfigError, MissingExtra, ModelError, OptimizerError, SealedSplit
+from assay.errors import ArtifactError, ConfigError, MissingExtra, ModelError, OptimizerError, SealedSplit
 from assay.models import Caps, Meter, ResponseCache
 from assay.optimizers import OPTIMIZERS, Session, Student, evaluate, paired_gain
 from assay.optimizers.demonstrations import Demonstration, Exploration, choose, explore, shape
 from assay.optimizers.racing import Candidate, race
 from assay.programs import MathQA
-from assay.rubrics import Criterion, Rubric, checks, load_rubric
+from assay.rubrics import Criterion, JudgeSpec, Rubric, checks, load_rubric
 from assay.testing import scripted_lm
 from assay.traces import Recorder
 
@@ -413,3 +413,46 @@ def test_failed_runs_do_not_end_an_evaluation_after_ten() -> None:
         evaluation = evaluate(Student(MathQA(), session), load_splits(DATA).val[:15], session)
     assert evaluation.report()["failed"] == 15
     assert evaluation.mean == 0.0
+
+
+def test_what_the_rubric_could_not_decide_and_why_runs_failed_is_reported(tmp_path: Path) -> None:
+    def boom(task: Any, prediction: Any, rollout: Any) -> bool:
+        raise RuntimeError("the ruler broke")
+
+    class Broken(dspy.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.predict = dspy.Predict("question -> answer")
+
+        def forward(self, question: str) -> Any:
+            raise KeyError("boom")
+
+    half = Rubric("half", [Criterion(name="right", check=boom), Criterion(name="any", check=checks.numeric)])
+    options: dict[str, Any] = {"data": DATA, "lm": scripted_lm(student_of_examples), "sizes": {"val": 4}, "store": tmp_path / "a.db"}
+    report = assay.evaluate("math_qa", rubric=half, **options).to_dict()["result"]
+    assert report["undecided"] == {"right": {"n": 4, "reason": "RuntimeError: the ruler broke"}}
+    failed = assay.evaluate(Broken(), rubric="math_qa", **options).to_dict()["result"]
+    assert (failed["failed"], failed["why_failed"], failed["score"]) == (4, "KeyError: 'boom'", 0.0)
+
+
+def test_a_judges_calls_stand_in_rollouts_of_the_task_that_it_judged(tmp_path: Path) -> None:
+    rubric = Rubric("r", [Criterion(name="right", check=checks.numeric), Criterion(name="nice", judge=JudgeSpec(text="Is it nice?"))])
+
+    def judging(request: Any) -> Any:
+        return '{"verdict": "yes"}' if "Is it nice?" in str(request) else student_of_examples(request)
+
+    assay.evaluate("math_qa", rubric=rubric, data=DATA, lm=scripted_lm(judging), sizes={"val": 3}, store=tmp_path / "a.db")
+    with assay.Store(tmp_path / "a.db") as store:
+        runs = {r.task_id for r in store.rollouts() if r.source == "program"}
+        judged = [store.rollout(r.id) for r in store.rollouts() if r.source == "judge"]
+    assert {r.task_id for r in judged} == runs
+    assert {r.split for r in judged} == {"val"}
+    assert all(r.transitions and r.prediction == {"verdict": "yes"} for r in judged)
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_any_call(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    lm = scripted_lm(student_of_examples)
+    with pytest.raises(ArtifactError, match="cannot write the artifact"):
+        assay.compile("math_qa", rubric="math_qa", data=DATA, lm=lm, out=tmp_path / "file" / "x", store=tmp_path / "a.db")
+    assert lm.scripted.calls == 0

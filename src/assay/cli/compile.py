@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import Console, keep, print_json, run_config, run_options, warn_of_gaps
+from assay.cli.shared import Console, keep, print_json, run_config, run_options, warn_of_failures, warn_of_gaps
 
 __all__ = ["command"]
 
@@ -67,11 +67,18 @@ def _show(data: dict[str, Any]) -> None:
             table.add_row(label, f"{before[key]:.1f}", f"{after[key]:.1f}")
         table.add_row("dollars", f"{before['cost_usd']:.4f}", f"{after['cost_usd']:.4f}")
         rich.print(table)
+        warn_of_failures(rich, after)
         rich.print(_gain_line(gain), markup=False)
     gate = data["gate"]
     if gate:
-        verdict = "the compiled program replaces the baseline" if data["replaces"] else "no proof on gate that it is better: the baseline stays"
+        verdict = (
+            "the compiled program replaces the baseline"
+            if data["replaces"]
+            else "no proof on gate that it is better: keep the baseline; the artifact holds the unproven program"
+        )
         rich.print(f"gate ({gate['n']} tasks): {gate['mean']:+.3f}, 95 % [{gate['low']:+.3f}, {gate['high']:+.3f}]: {verdict}", markup=False)
+    elif data["winner"] != "baseline":
+        rich.print("gate: not decided, so nothing proves that the artifact's program is better: keep the baseline", markup=False)
     cost = f"${data['cost_usd']:.4f}" + (f" ({data['unpriced_calls']} calls without a known price)" if data["unpriced_calls"] else "")
     rich.print(
         f"winner: {data['winner']}; {data['calls']} LM calls ({data['search_calls']} searching, {data['cached']} more from the cache), "

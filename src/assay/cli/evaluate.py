@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import Console, keep, print_json, run_config, run_options, warn_of_gaps
+from assay.cli.shared import Console, keep, print_json, run_config, run_options, warn_of_failures, warn_of_gaps
 
 __all__ = ["command"]
 
@@ -52,6 +52,7 @@ def _show(program: str, split: str, data: dict[str, Any]) -> None:
     table.add_row("LM calls, from the cache", f"{data['calls']}, {data['cached']}")
     table.add_row("tokens, dollars", f"{data['tokens']:,}, {data['cost_usd']:.4f}")
     rich.print(table)
+    warn_of_failures(rich, result)
     warn_of_gaps(rich, data)
     if data["stopped"]:
         rich.print(f"note: stopped early: {data['stopped']}; raise the cap and add --resume", markup=False)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-__all__ = ["Console", "json_option", "keep", "pairs", "print_json", "run_config", "run_options", "warn_of_gaps"]
+__all__ = ["Console", "json_option", "keep", "pairs", "print_json", "run_config", "run_options", "warn_of_failures", "warn_of_gaps"]
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -31,7 +31,12 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
     options: list[Decorator] = [
         click.option("--rubric", required=True, metavar="R", help="A YAML file, or a shipped rubric: math_qa, classify, extract."),
         click.option("--data", required=True, metavar="D", help="A .jsonl, .csv or .parquet file, hf:…, reasoning_gym:…, arithmetic:…"),
-        click.option("--model", default="embedded/smollm2-135m", show_default=True, help="The program's language model."),
+        click.option(
+            "--model",
+            default="embedded/smollm2-135m",
+            show_default=True,
+            help="The program's language model; an artifact that is evaluated brings its own.",
+        ),
         click.option("--judge-model", help="Model of the rubric's judges; by default the program's."),
         click.option("--api-base", help="Address of an OpenAI-compatible server for --model."),
         click.option("--adapter", type=click.Choice(["json", "lean", "chat"]), help="How fields become messages."),
@@ -89,6 +94,14 @@ def warn_of_gaps(rich: Any, data: dict[str, Any]) -> None:
     for key, text in (("unseen_calls", "LM calls went past the recorder"), ("rows_not_stored", "rows could not be stored")):
         if data[key]:
             rich.print(f"warning: {data[key]} {text}", markup=False)
+
+
+def warn_of_failures(rich: Any, report: dict[str, Any]) -> None:
+    """Why runs failed and what the rubric could not decide: neither may hide behind a score."""
+    if report["failed"]:
+        rich.print(f"note: {report['failed']} of {report['n']} runs failed; the commonest reason: {report['why_failed']}", markup=False)
+    for name, part in report["undecided"].items():
+        rich.print(f"warning: {name} was not decided on {part['n']} of {report['n']} tasks and is not in their score: {part['reason']}", markup=False)
 
 
 class Console:

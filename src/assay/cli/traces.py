@@ -33,7 +33,7 @@ def _open(store: str | None) -> Any:
 @command.command("list")
 @click.option("--run", "run_id", help="Only of this run.")
 @click.option("--task", "task_id", help="Only of this task.")
-@click.option("--split", help="Only of this split.")
+@click.option("--split", type=click.Choice(["train", "val", "gate", "test"]), help="Only of this split.")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True)
 @_store
 @_json

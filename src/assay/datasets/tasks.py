@@ -63,6 +63,7 @@ def make_task(row: Mapping[str, Any], *, where: str = "row", inputs: Collection[
         given = {key: value for key, value in flat.items() if key in names}
         expected = {key: value for key, value in flat.items() if key not in names}
         metadata = row.get("metadata") or {}
+    expected = {name: value for name, value in expected.items() if value is not None}  # null: nobody said what is right
     if inputs is not None and (missing := sorted(set(inputs) - given.keys())):
         raise DataError(
             f"{where}: the program's input {missing} is missing; the row has {sorted(map(str, row))}. Rename columns with --rename COLUMN=NAME."

@@ -15,7 +15,7 @@ from assay.errors import ArtifactError, ProgramError
 from assay.programs import Agent, AgentParameters, program_state, restore_program
 from assay.programs.compose import Configured, EnsembleProgram, NearestDemos, is_agent
 
-__all__ = ["FORMAT", "Artifact", "load_artifact", "save_artifact"]
+__all__ = ["FORMAT", "Artifact", "check_place", "load_artifact", "save_artifact"]
 
 FORMAT = 1
 _FILES = ("program.json", "splits.json", "report.md")
@@ -73,6 +73,15 @@ def save_artifact(folder: Path, program: dspy.Module, manifest: dict[str, Any], 
             for name, text in texts.items():
                 (ready / name).write_text(text, encoding="utf-8")
             return _place(ready, folder)
+    except OSError as error:
+        raise ArtifactError(f"cannot write the artifact to {folder}: {error}. Choose another folder with --out") from error
+
+
+def check_place(folder: Path) -> None:
+    """Raises `ArtifactError` where `save_artifact` could not write, before a run that would end there."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryDirectory(dir=folder.parent, prefix=".artifact-").cleanup()
     except OSError as error:
         raise ArtifactError(f"cannot write the artifact to {folder}: {error}. Choose another folder with --out") from error
 

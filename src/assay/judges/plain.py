@@ -9,6 +9,7 @@ from assay.datasets import Task
 from assay.rubrics import Criterion, Grade, JudgeSpec, NoGrade
 from assay.rubrics.rubric import Resolver
 from assay.traces import Rollout
+from assay.traces.recorder import aside
 
 __all__ = ["PlainJudge", "resolver"]
 
@@ -39,9 +40,14 @@ class PlainJudge:
 
     def __call__(self, task: Task, prediction: dict[str, Any], rollout: Rollout | None, **_: Any) -> Grade:
         given, output = (_fence(part) for part in (dict(task.inputs), {k: v for k, v in prediction.items() if k != "steps"}))
-        with dspy.context(lm=self.lm, trace=[], assay_rollout=None):
+        own = Rollout(
+            task_id=task.id, task_type=task.task_type, source="judge", program=self.spec.text[:200], inputs={"task_input": given, "output": output}
+        )
+        own.group_id, own.split = task.id, rollout.split if rollout else ""
+        with dspy.context(lm=self.lm, trace=[]), aside(own):
             try:
                 verdict = self.predict(task_input=given, output=output).verdict
+                own.prediction = {"verdict": verdict}
             except dspy.utils.exceptions.AdapterParseError as error:
                 raise NoGrade(f"the judge answered {error.lm_response[:200]!r}, not one of {list(self.spec.scale)}") from error
         if verdict not in self.spec.scale:

@@ -45,6 +45,7 @@ def estimate_compile(student: Student, splits: Splits, session: Session, *, demo
     judged = round(calls * judges / (runs + judges))  # while searching, too, each run is judged
     if session.meter.caps.calls is not None:
         calls = min(calls, session.meter.caps.calls)
+        search = min(search, calls)
         judged = min(judged, calls)
     task = splits.train[0] if splits.train else splits.val[0]
     shown = count_tokens(session.lm, str(dict(task.inputs))) + count_tokens(session.lm, str(dict(task.expected)))

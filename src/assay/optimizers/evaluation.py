@@ -2,7 +2,7 @@
 
 import contextvars
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -79,18 +79,31 @@ class Evaluation:
                 grades[name] += [] if math.isnan(value) else [value]
         return {name: float(np.mean(values)) if values else None for name, values in grades.items()}
 
+    def undecided(self) -> dict[str, dict[str, Any]]:
+        """Final criteria that were not decided on some tasks: on how many (`n`), and the commonest `reason`."""
+        reasons: dict[str, list[str]] = defaultdict(list)
+        for result in self.results.values():
+            for verdict in result.verdicts:
+                if verdict.grade is None and result.failed is None:
+                    reasons[verdict.criterion].append(verdict.reason)
+        return {name: {"n": len(found), "reason": Counter(found).most_common(1)[0][0]} for name, found in reasons.items()}
+
     def report(self) -> dict[str, Any]:
-        """JSON-ready: `score`, `interval`, `n`, `unscored`, `failed`, `criteria`, `task_types`, means of calls and tokens, dollars."""
+        """JSON-ready: `score`, `interval`, `n`, `unscored`, `failed`, `why_failed`, `undecided`, `criteria`, `task_types`, means of
+        calls and tokens, dollars."""
         by_type: dict[str, list[float]] = defaultdict(list)
         for task_id, value in self.scores.items():
             by_type[self.task_types[task_id]] += [] if math.isnan(value) else [value]
         low, high = mean_interval(list(self.scores.values()))
+        reasons = [result.failed for result in self.results.values() if result.failed is not None]
         return {
             "score": None if math.isnan(self.mean) else self.mean,
             "interval": None if math.isnan(self.mean) else [low, high],
             "n": len(self),
             "unscored": self.unscored,
-            "failed": sum(result.failed is not None for result in self.results.values()),
+            "failed": len(reasons),
+            "why_failed": Counter(reasons).most_common(1)[0][0] if reasons else None,
+            "undecided": self.undecided(),
             "criteria": self.criteria(),
             "task_types": {kind: float(np.mean(values)) if values else None for kind, values in sorted(by_type.items())},
             "calls_per_task": float(np.mean(list(self.calls.values()))) if self.calls else 0.0,

@@ -111,7 +111,12 @@ def compile_prompts(student: Student, splits: Splits, session: Session, config: 
 def _decide(outcome: CompileOutcome, splits: Splits, session: Session) -> None:
     """Whether the result replaces the baseline, on gate."""
     if outcome.compiled is outcome.baseline:
-        outcome.notes.append("nothing beat the plain program on val; it stays as it is")
+        raced = sum((row["n"] or 0) > 0 for row in outcome.candidates) > 1
+        outcome.notes.append(
+            "nothing beat the plain program on val; it stays as it is"
+            if raced
+            else "the cap ended the search before any candidate was compared on val; the plain program stays as it is"
+        )
         return
     with session.phase("gate"):
         before = evaluate(outcome.baseline, splits.gate, session, name="gate: baseline")

@@ -44,7 +44,10 @@ def program_class(name: str) -> Any:
     if not hasattr(module, attribute):
         classes = [k for k, v in vars(module).items() if inspect.isclass(v) and issubclass(v, dspy.Module) and v.__module__ == module.__name__]
         raise ProgramError(f"{module_name} has no {attribute!r}; its programs are {classes}")
-    return getattr(module, attribute)
+    found = getattr(module, attribute)
+    if not callable(found):
+        raise ProgramError(f"{name!r} is a {type(found).__name__}; a program is a dspy.Module, its class, or a function that makes one")
+    return found
 
 
 def _from_file(path: Path) -> Any:

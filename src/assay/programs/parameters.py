@@ -49,6 +49,8 @@ class AgentParameters(pydantic.BaseModel):
         merged = {**(base or cls()).model_dump(), **values}
         if unknown := sorted(set(values) - set(RANGES)):
             raise ParameterError(f"unknown agent parameter {unknown}; there are {', '.join(RANGES)}")
+        if flags := sorted(name for name, value in values.items() if isinstance(value, bool)):
+            raise ParameterError(f"{flags[0]}={values[flags[0]]!r} must be a number")
         try:
             return cls(**merged)
         except pydantic.ValidationError as error:

@@ -84,7 +84,7 @@ class Classify(_OnePredictor):
     @classmethod
     def from_tasks(cls, tasks: Sequence[Task]) -> "Classify":
         """With the labels of these tasks, in alphabetical order."""
-        return cls(sorted({str(task.expected["label"]) for task in tasks if "label" in task.expected}))
+        return cls(sorted({str(task.expected["label"]) for task in tasks if task.expected.get("label") not in (None, "")}))
 
 
 class Extract(_OnePredictor):

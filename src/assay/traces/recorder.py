@@ -17,7 +17,7 @@ from assay.models import Call
 from assay.traces.records import Rollout, ToolCall, Transition
 from assay.traces.store import Store
 
-__all__ = ["Recorder", "current_rollout"]
+__all__ = ["Recorder", "aside", "current_rollout"]
 
 _KEY = "assay_rollout"
 _TEXT = 20_000  # characters of a tool's result that are kept
@@ -27,6 +27,18 @@ def current_rollout() -> Rollout | None:
     """The rollout that is open in this thread or task."""
     found = dspy.settings.get(_KEY)
     return found if isinstance(found, Rollout) else None
+
+
+@contextmanager
+def aside(rollout: Rollout) -> Iterator[Rollout]:
+    """Opens a rollout apart from the one that is open, with the recorder at work: what judges a run is not part of it."""
+    recorder = next((callback for callback in dspy.settings.callbacks if isinstance(callback, Recorder)), None)
+    if recorder is None:
+        with dspy.context(**{_KEY: rollout}):
+            yield rollout
+        return
+    with recorder.rollout(rollout):
+        yield rollout
 
 
 class Recorder(BaseCallback):  # type: ignore[misc]
