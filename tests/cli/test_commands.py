@@ -4,9 +4,11 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -125,17 +127,30 @@ def test_changed_newer_and_incomplete_artifacts_are_refused(compiled: tuple[Path
         assert message in done.stderr
 
 
+def _until(condition: Callable[[], bool], timeout_s: float = 180) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.5)
+
+
+def _transitions() -> int:
+    """LM calls in this folder's store so far, read beside the process that writes them."""
+    if not Path(".assay/assay.db").is_file():
+        return 0
+    with sqlite3.connect("file:.assay/assay.db?mode=ro", uri=True) as db:
+        try:
+            return int(db.execute("SELECT count(*) FROM transitions").fetchone()[0])
+        except sqlite3.OperationalError:  # the tables are not there yet
+            return 0
+
+
 @pytest.mark.model
 @pytest.mark.slow
 def test_a_killed_compile_resumes_where_it_stopped(embedded: str, tmp_path: Path) -> None:
     command = [*COMPILE, *SMALL, "--json"]
     process = subprocess.Popen([*ASSAY, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.time() + 120
-    while time.time() < deadline:
-        time.sleep(1)
-        stats = assay("traces", "stats", "--json")
-        if stats.returncode == 0 and json.loads(stats.stdout)["transitions"] >= 12:
-            break
+    _until(lambda: _transitions() >= 12)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     before = json.loads(assay("traces", "stats", "--json").stdout)
@@ -152,7 +167,7 @@ def test_a_killed_compile_resumes_where_it_stopped(embedded: str, tmp_path: Path
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_was_found(embedded: str) -> None:
     process = subprocess.Popen([*ASSAY, *COMPILE, *SMALL], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(12)
+    _until(lambda: _transitions() > 0)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
@@ -164,7 +179,7 @@ def test_ctrl_c_keeps_what_was_found(embedded: str) -> None:
 @pytest.mark.slow
 def test_two_compiles_in_one_folder(embedded: str) -> None:
     first = subprocess.Popen([*ASSAY, *COMPILE, *SMALL], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(8)
+    _until(lambda: _transitions() > 0)
     same = assay(*COMPILE, *SMALL)
     assert same.returncode == 2
     assert "running already" in same.stderr
