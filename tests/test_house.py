@@ -8,7 +8,7 @@ from pathlib import Path
 import assay
 
 SOURCE = Path(assay.__file__).parent
-FLOORS = ["errors", "datasets", "models", "traces", "rubrics", "judges", "programs", "optimizers", "deployment", "jobs", "api", "cli"]
+FLOORS = ["errors", "datasets", "models", "traces", "rubrics", "judges", "programs", "optimizers", "deployment", "jobs", "judging", "api", "cli"]
 RANK = {name: index for index, name in enumerate(FLOORS)} | {"errors": 0, "datasets": 0, "models": 0}
 
 

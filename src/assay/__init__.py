@@ -18,9 +18,11 @@ _WHERE = {
     "Store": "assay.traces",
     "Task": "assay.datasets",
     "compile": "assay.api",
+    "compile_judge": "assay.judging",
     "evaluate": "assay.api",
     "get_lm": "assay.models",
     "load": "assay.api",
+    "load_judge": "assay.jobs",
     "load_rubric": "assay.api",
     "load_tasks": "assay.datasets",
 }
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from assay.api import compile, evaluate, load, load_rubric
     from assay.datasets import Task, load_tasks
     from assay.errors import AssayError
+    from assay.jobs import load_judge
+    from assay.judging import compile_judge
     from assay.models import get_lm
     from assay.programs import Agent, AgentParameters, BaseAgent
     from assay.rubrics import Criterion, Rubric

@@ -1,10 +1,11 @@
 """An opened run: its settings, lock, store, meter, model, rubric, program and splits. What every command shares."""
 
+import functools
 import hashlib
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,8 +18,9 @@ from assay.datasets import SPLITS, Splits, load_splits
 from assay.deployment import Artifact, load_artifact
 from assay.deployment.artifact import is_artifact
 from assay.errors import BudgetExceeded, Cancelled, ConfigError
-from assay.judges import resolver
-from assay.models import Caps, Meter, ResponseCache, get_lm, with_recording
+from assay.judges import PointwiseJudge, resolver
+from assay.judges.loading import load_judge as read_judge
+from assay.models import Caps, LanguageModel, Meter, ResponseCache, get_lm, with_recording
 from assay.optimizers import Progress, Session, Student
 from assay.programs import load_program, program_inputs
 from assay.programs.loading import program_class
@@ -26,26 +28,20 @@ from assay.rubrics import Rubric
 from assay.rubrics import load_rubric as read_rubric
 from assay.traces import Recorder, Store, store_url
 
-__all__ = ["DEFAULT_MODEL", "Job", "RunConfig", "home_of", "load_rubric", "open_job", "opened_store"]
+__all__ = ["DEFAULT_MODEL", "CommonConfig", "Job", "Run", "RunConfig", "home_of", "load_judge", "load_rubric", "open_job", "open_run", "opened_store"]
 
 DEFAULT_MODEL = "embedded/smollm2-135m"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """What every run needs, from flags or arguments. `parameters` are agent parameters by name."""
+class CommonConfig:
+    """What every run needs, from flags or arguments: model, caps, splits, seed."""
 
-    program: str
-    rubric: str
-    data: str
     kind: str = "compile"
     model: str = DEFAULT_MODEL
-    judge_model: str | None = None
     reflection_model: str | None = None
     api_base: str | None = None
     optimizer: str = "auto"
-    adapter: str | None = None
-    parameters: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     threads: int | None = None
     max_calls: int | None = None
@@ -55,8 +51,6 @@ class RunConfig:
     rename: Mapping[str, str] = field(default_factory=dict)
     salt: str = "assay"
     sizes: Mapping[str, int] = field(default_factory=dict)
-    threshold: float = 0.8
-    demos: int = 4
     cache: bool = True
 
     def __post_init__(self) -> None:
@@ -66,13 +60,6 @@ class RunConfig:
             raise ConfigError(f"sizes {small} must be at least 1")
         if unknown := sorted(set(self.sizes) - set(SPLITS)):
             raise ConfigError(f"sizes names {unknown}; the splits are {', '.join(SPLITS)}")
-
-    @classmethod
-    def of(cls, program: str | dspy.Module, rubric: str | Path | Rubric, data: str, lm: dspy.LM | None, **options: Any) -> "RunConfig":
-        """The settings of a job whose program, rubric or model may be objects: here they go by their names."""
-        name = program if isinstance(program, str) else f"{type(program).__module__}:{type(program).__qualname__}"
-        model = {} if lm is None else {"model": lm.model}
-        return cls(program=name, rubric=rubric.name if isinstance(rubric, Rubric) else str(rubric), data=data, **{**options, **model})
 
     @property
     def caps(self) -> Caps:
@@ -85,10 +72,43 @@ class RunConfig:
         return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(CommonConfig):
+    """Settings of a run of a program against a rubric. `parameters` are agent parameters by name."""
+
+    program: str
+    rubric: str
+    data: str
+    judge_model: str | None = None
+    adapter: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    threshold: float = 0.8
+    demos: int = 4
+
+    @classmethod
+    def of(cls, program: str | dspy.Module, rubric: str | Path | Rubric, data: str, lm: dspy.LM | None, **options: Any) -> "RunConfig":
+        """The settings of a job whose program, rubric or model may be objects: here they go by their names."""
+        name = program if isinstance(program, str) else f"{type(program).__module__}:{type(program).__qualname__}"
+        model = {} if lm is None else {"model": lm.model}
+        return cls(program=name, rubric=rubric.name if isinstance(rubric, Rubric) else str(rubric), data=data, **{**options, **model})
+
+
 def load_rubric(source: str | Path | Rubric, *, judge_lm: dspy.LM | None = None) -> Rubric:
     """A rubric from a YAML file or by a shipped name, its judge criteria decided by `judge_lm`."""
     rubric = source if isinstance(source, Rubric) else read_rubric(source)
-    return rubric.with_resolver(resolver(judge_lm)) if judge_lm is not None and rubric.resolver is None else rubric
+    return rubric.with_resolver(resolver(judge_lm, load_judge)) if judge_lm is not None and rubric.resolver is None else rubric
+
+
+def load_judge(source: str | Path, **spec: Any) -> PointwiseJudge:
+    """A judge: a compiled one from its artifact's folder, or one as in `assay.judges.loading.load_judge`."""
+    if not is_artifact(source):
+        return read_judge(source, **spec)
+    if spec:
+        raise ConfigError(f"{source} is a compiled judge with its own {', '.join(sorted(spec))}")
+    program = load_artifact(source).program
+    if not isinstance(program, PointwiseJudge):
+        raise ConfigError(f"{source} is an artifact of {type(program).__name__}, not of a judge")
+    return program
 
 
 @dataclass
@@ -125,8 +145,6 @@ def open_job(
     Raises:
         AssayError: what was wrong, which rule, what to do; nothing has been asked of a model by then.
     """
-    logging.getLogger("dspy").setLevel(logging.ERROR)
-    home = home_of(store)
     given = None if isinstance(program, str) else program
     artifact = load_artifact(config.program) if given is None and is_artifact(config.program) else None
     known = artifact.program if artifact else given
@@ -141,6 +159,43 @@ def open_job(
             f"salt={config.salt!r} is not the artifact's {artifact.manifest['data']['salt']!r}: what it was compiled on would fall into "
             "the new test split. Use the artifact's salt"
         )
+    with open_run(config, lm=lm, progress=progress, store=store, resume=resume) as run:
+        judge = run.model(config.judge_model, temperature=0.1) if config.judge_model else run.lm.copy(temperature=0.1)
+        session = Session(
+            lm=run.lm, rubric=load_rubric(checked, judge_lm=judge), recorder=run.recorder, meter=run.meter, program_name=name,
+            seed=config.seed, threads=run.threads, progress=progress, prompt_lm=run.reflection, judge_lm=judge,
+        )  # fmt: skip
+        settings = artifact.settings if artifact else {"adapter": None, "parameters": {}}
+        student = Student(known, session, adapter=config.adapter or settings["adapter"])
+        student.set_parameters({**settings["parameters"], **config.parameters})
+        job = Job(config, run.folder, run.run_id, splits, student, session, run.store, artifact)
+        yield job
+        run.status = job.status
+
+
+@dataclass
+class Run:
+    """A run that is open: its place, its store, and language models that are all recorded, counted and cached alike."""
+
+    run_id: str
+    folder: Path
+    store: Store
+    recorder: Recorder
+    meter: Meter
+    lm: LanguageModel
+    model: Callable[..., LanguageModel]  # another model, by name
+    reflection: LanguageModel | None
+    threads: int
+    status: str = "done"
+
+
+@contextmanager
+def open_run(
+    config: CommonConfig, *, lm: dspy.LM | None = None, progress: Progress, store: str | Path | None = None, resume: bool = False
+) -> Iterator[Run]:
+    """Holds the job's lock while it is open, and writes in the store how it ended (`Run.status`)."""
+    logging.getLogger("dspy").setLevel(logging.ERROR)
+    home = home_of(store)
     with _only_one(home / "runs" / f"{config.key}.lock"), opened_store(store, progress) as opened:
         run_id, started, status = _run_id(opened, config.key, resume), time.time(), "failed"
         recorder = Recorder(opened, run_id=run_id, unseen=opened.unseen(run_id) if resume else 0)
@@ -150,20 +205,14 @@ def open_job(
             shared: dict[str, Any] = {"cache": cache, "meter": meter, "observers": [recorder.observe]}
             client: dict[str, Any] = {"api_base": config.api_base} if config.api_base else {}
             model = with_recording(lm, **shared) if lm is not None else get_lm(config.model, seed=config.seed, **shared, **client)
-            judge = get_lm(config.judge_model, temperature=0.1, seed=config.seed, **shared) if config.judge_model else model.copy(temperature=0.1)
             reflection = get_lm(config.reflection_model, temperature=1.0, max_tokens=4096, **shared) if config.reflection_model else None
-            session = Session(
-                lm=model, rubric=load_rubric(checked, judge_lm=judge), recorder=recorder, meter=meter, program_name=name,
-                seed=config.seed, threads=config.threads or model.recording.backend.concurrency, progress=progress, prompt_lm=reflection,
-                judge_lm=judge,
-            )  # fmt: skip
-            settings = artifact.settings if artifact else {"adapter": None, "parameters": {}}
-            student = Student(known, session, adapter=config.adapter or settings["adapter"])
-            student.set_parameters({**settings["parameters"], **config.parameters})
             opened.put_run(run_id, kind=config.kind, config=asdict(config), status="running", started_at=started)
-            job = Job(config, home / "runs" / run_id, run_id, splits, student, session, opened, artifact)
-            yield job
-            status = job.status
+            run = Run(
+                run_id, home / "runs" / run_id, opened, recorder, meter, model, functools.partial(get_lm, seed=config.seed, **shared), reflection,
+                config.threads or model.recording.backend.concurrency,
+            )  # fmt: skip
+            yield run
+            status = run.status
         except (Cancelled, KeyboardInterrupt, BudgetExceeded):
             status = "stopped"
             raise

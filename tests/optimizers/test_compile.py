@@ -447,7 +447,7 @@ def test_a_judges_calls_stand_in_rollouts_of_the_task_that_it_judged(tmp_path: P
         judged = [store.rollout(r.id) for r in store.rollouts() if r.source == "judge"]
     assert {r.task_id for r in judged} == runs
     assert {r.split for r in judged} == {"val"}
-    assert all(r.transitions and r.prediction == {"verdict": "yes"} for r in judged)
+    assert all(r.transitions and r.prediction["verdict"] == "yes" for r in judged)
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_any_call(tmp_path: Path) -> None:

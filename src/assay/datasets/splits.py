@@ -16,7 +16,7 @@ from assay.datasets.sources import iter_rows
 from assay.datasets.tasks import SPLITS, Task, make_task
 from assay.errors import DataError, SealedSplit
 
-__all__ = ["SHARES", "SPLITS", "Splits", "load_splits", "load_tasks"]
+__all__ = ["SHARES", "SPLITS", "Splits", "load_splits", "load_tasks", "renamed"]
 
 SHARES: Mapping[str, int] = {"train": 40, "val": 20, "gate": 20, "test": 20}  # per cent
 LIMITS: Mapping[str, int] = {"train": 1000, "val": 300, "gate": 300, "test": 300}  # tasks kept of each split
@@ -77,11 +77,11 @@ def split_of(content_hash: str, salt: str, shares: Mapping[str, int] = SHARES) -
 def _tasks(spec: str, inputs: Collection[str] | None, rename: Mapping[str, str] | None) -> Iterator[Task]:
     for where, row in iter_rows(spec):
         if rename:
-            row = _renamed(row, rename, where)
+            row = renamed(row, rename, where)
         yield make_task(row, where=where, inputs=inputs)
 
 
-def _renamed(row: Mapping[str, Any], rename: Mapping[str, str], where: str) -> dict[str, Any]:
+def renamed(row: Mapping[str, Any], rename: Mapping[str, str], where: str) -> dict[str, Any]:
     if missing := sorted(rename.keys() - row.keys()):
         raise DataError(f"{where}: there is no column {missing[0]!r} to rename; the row has {sorted(map(str, row))}")
     names = [rename.get(key, key) for key in row]

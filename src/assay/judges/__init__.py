@@ -1,5 +1,8 @@
-"""Who decides where code cannot. So far one kind: a plain judge, one LM call a criterion."""
+"""Who decides where code cannot: model-based judges, how they are read and calibrated, and how far they agree with people."""
 
-from assay.judges.plain import PlainJudge, resolver
+from assay.judges.calibration import Calibration
+from assay.judges.deciding import resolver
+from assay.judges.labels import Item, LabelSplits, Rating, load_labels, split_items
+from assay.judges.pointwise import PointwiseJudge
 
-__all__ = ["PlainJudge", "resolver"]
+__all__ = ["Calibration", "Item", "LabelSplits", "PointwiseJudge", "Rating", "load_labels", "resolver", "split_items"]

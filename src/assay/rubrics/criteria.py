@@ -4,12 +4,15 @@ import functools
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from assay.errors import RubricError
 
-__all__ = ["Check", "Criterion", "Essential", "Failed", "Grade", "JudgeSpec", "NoGrade", "arguments_rule"]
+__all__ = ["SCALE_KINDS", "Check", "Criterion", "Essential", "Failed", "Grade", "JudgeSpec", "NoGrade", "arguments_rule"]
+
+SCALE_KINDS = ("ordinal", "nominal", "numeric")
 
 _HEAVIEST = 1e9  # weights beyond it would overflow the sum
 
@@ -68,23 +71,65 @@ class Essential:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeSpec:
-    """A question for a model. `scale` runs from worst to best in even steps; `anchors` say what a word means."""
+    """A question for a model, or a judge that is defined elsewhere (`use`: its YAML file or its artifact's folder).
 
-    text: str
+    `anchors` say what a word of the scale means. `kind` says how far its words lie apart: `ordinal` runs from worst to
+    best in even steps (two words: binary), `numeric` words are rising numbers, and `nominal` words have no order; in a
+    rubric each of those needs a grade in [0, 1].
+    """
+
+    text: str = ""
     scale: tuple[str, ...] = ("no", "yes")
     anchors: Mapping[str, str] = field(default_factory=dict)
+    kind: str = "ordinal"
+    grades: Mapping[str, float] = field(default_factory=dict)
+    use: str = ""
 
     def __post_init__(self) -> None:
-        if not self.text.strip():
+        if not self.text.strip() and not self.use:
             raise RubricError("a judge's text must say what to judge")
+        if self.kind not in SCALE_KINDS:
+            raise RubricError(f"judge kind={self.kind!r} must be one of {', '.join(SCALE_KINDS)}")
+        if self.kind == "numeric" and self.steps != sorted(set(self.steps)):
+            raise RubricError(f"a numeric judge scale must be rising numbers, found {list(self.scale)!r}")
+        if self.grades and (set(self.grades) != set(self.scale) or not all(0 <= grade <= 1 for grade in self.grades.values())):
+            raise RubricError(f"judge grades {dict(self.grades)!r} must give each word of {list(self.scale)!r} a number between 0 and 1")
         if len(self.scale) < 2 or len({word.casefold() for word in self.scale}) != len(self.scale):
             raise RubricError(f"judge scale {list(self.scale)!r} needs at least two different words, from worst to best")
         if unknown := sorted(set(self.anchors) - set(self.scale)):
             raise RubricError(f"judge anchors {unknown!r} are not on the scale {list(self.scale)!r}")
 
+    @property
+    def steps(self) -> list[float]:
+        """Where the words of the scale stand: their numbers on a numeric scale, else 0, 1, 2 and so on.
+
+        Raises:
+            RubricError: a word of a numeric scale is no number.
+        """
+        if self.kind != "numeric":
+            return [float(index) for index in range(len(self.scale))]
+        try:
+            return [float(word) for word in self.scale]
+        except ValueError:
+            raise RubricError(f"a numeric judge scale must be rising numbers, found {list(self.scale)!r}") from None
+
+    @property
+    def graded(self) -> bool:
+        """Whether each word has a grade: not those of a nominal scale without `grades`."""
+        return bool(self.grades) or self.kind != "nominal"
+
     def grade(self, word: str) -> float:
-        """0 for the first word of the scale, 1 for the last, even steps between."""
-        return self.scale.index(word) / (len(self.scale) - 1)
+        """The word's own grade, else its place between the first of the scale (0) and the last (1).
+
+        Raises:
+            RubricError: the words of a nominal scale have no grades.
+        """
+        if not self.graded:
+            raise RubricError(f"the words {list(self.scale)!r} have no order; give each a grade to score with them")
+        if self.grades:
+            return self.grades[word]
+        steps = self.steps
+        return (steps[self.scale.index(word)] - steps[0]) / (steps[-1] - steps[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +158,8 @@ class Criterion:
             raise RubricError(f"criterion {self.name!r}: scope={self.scope!r} must be 'final' or 'step'")
         if (self.check is None) == (self.judge is None):
             raise RubricError(f"criterion {self.name!r} needs exactly one of check and judge")
+        if self.judge is not None and not self.judge.use and not self.judge.graded:
+            raise RubricError(f"criterion {self.name!r}: its judge's scale is nominal; say what each word is worth in grades")
         if self.scope == "step" and (self.essential is not None or self.judge is not None):
             raise RubricError(f"criterion {self.name!r}: a step criterion is a check, and cannot be essential")
         if self.essential is not None and self.weight < 0:
@@ -140,13 +187,24 @@ class Criterion:
         """JSON-ready; together with the check's source it decides the rubric's version."""
         entry: dict[str, Any] = {"name": self.name, "weight": self.weight, "scope": self.scope}
         if self.judge is not None:
-            entry["judge"] = {"text": self.judge.text, "scale": list(self.judge.scale), "anchors": dict(self.judge.anchors)}
+            entry["judge"] = {**asdict(self.judge), "scale": list(self.judge.scale), "used": _content_hash(self.judge.use)}
         else:
             entry |= {"check": self.source or _name_of(self.check), "with": dict(self.arguments)}
             entry["code"] = _code_hash(self.check)
         if self.essential is not None:
             entry["essential"] = {"pass_at": self.essential.pass_at, "cap": self.essential.cap}
         return entry
+
+
+def _content_hash(use: str) -> str:
+    """Of a judge that is used from elsewhere: its file, or its artifact's manifest, which holds the hashes of the rest."""
+    if not use:
+        return ""
+    path = Path(use) / "manifest.json" if Path(use).is_dir() else Path(use)
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError:
+        return ""
 
 
 def _name_of(check: Any) -> str:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import pydantic
 import yaml
@@ -18,7 +18,7 @@ from assay.rubrics import checks, steps
 from assay.rubrics.criteria import Check, Criterion, Essential, JudgeSpec
 from assay.rubrics.rubric import STEP_CAP, Resolver, Rubric
 
-__all__ = ["SHIPPED", "load_rubric", "rubric_schema"]
+__all__ = ["SHIPPED", "JudgeFile", "StrictModel", "load_rubric", "parse_yaml", "rubric_schema"]
 
 SHIPPED = ("classify", "extract", "math_qa")
 
@@ -35,34 +35,47 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"true|false", re.IGNORECASE), list("tTfF"))
 
 
-class _Strict(pydantic.BaseModel):
+Model = TypeVar("Model", bound=pydantic.BaseModel)
+
+
+class StrictModel(pydantic.BaseModel):
+    """What a YAML file holds: unknown keys are errors."""
+
     model_config = pydantic.ConfigDict(extra="forbid", populate_by_name=True)
 
 
-class _EssentialFile(_Strict):
+class _EssentialFile(StrictModel):
     pass_at: float = pydantic.Field(1.0, ge=0, le=1)
     cap: float = pydantic.Field(0.0, ge=0, le=1)
 
 
-class _JudgeFile(_Strict):
-    text: str
+class JudgeFile(StrictModel):
+    """The fields of a `JudgeSpec`."""
+
+    text: str = ""
     scale: list[str] = ["no", "yes"]
     anchors: dict[str, str] = {}
+    kind: Literal["ordinal", "nominal", "numeric"] = "ordinal"
+    grades: dict[str, float] = {}
+    use: str = ""
+
+    def spec(self) -> JudgeSpec:
+        return JudgeSpec(text=self.text, scale=tuple(self.scale), anchors=self.anchors, kind=self.kind, grades=self.grades, use=self.use)
 
 
-class _CriterionFile(_Strict):
+class _CriterionFile(StrictModel):
     name: str
     weight: float = pydantic.Field(1.0, allow_inf_nan=False)
     scope: Literal["final", "step"] = "final"
     check: str | None = None
     with_: dict[str, Any] = pydantic.Field({}, alias="with")
-    judge: str | _JudgeFile | None = None
+    judge: str | JudgeFile | None = None
     scale: list[str] | None = None
     anchors: dict[str, str] | None = None
     essential: _EssentialFile | None = None
 
 
-class _RubricFile(_Strict):
+class _RubricFile(StrictModel):
     name: str
     description: str = ""
     step_cap: float = pydantic.Field(STEP_CAP, ge=0, lt=1)
@@ -85,19 +98,7 @@ def load_rubric(source: str | Path, *, resolver: Resolver | None = None) -> Rubr
             be imported or called. The message names file and line.
     """
     text, shown, folder = _read(str(source))
-    try:
-        node = yaml.compose(text, Loader=_Loader)
-        data = yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise RubricError(f"{shown}: not YAML: {error}") from None
-    if not isinstance(data, dict):
-        raise RubricError(f"{shown}:1: a rubric is a mapping with 'name' and 'criteria', found {type(data).__name__}")
-    try:
-        parsed = _RubricFile.model_validate(data)
-    except pydantic.ValidationError as error:
-        raise RubricError("\n".join(_explain(shown, node, problem) for problem in error.errors())) from None
-    if twice := list(_twice(node)):
-        raise RubricError("\n".join(f"{shown}:{line}: the key {key!r} stands here a second time" for key, line in twice))
+    parsed, node = parse_yaml(text, shown, _RubricFile, "a rubric is a mapping with 'name' and 'criteria'")
     criteria: dict[str, Criterion] = {}
     problems = []
     for index, entry in enumerate(parsed.criteria):
@@ -113,6 +114,28 @@ def load_rubric(source: str | Path, *, resolver: Resolver | None = None) -> Rubr
         return Rubric(parsed.name, list(criteria.values()), step_cap=parsed.step_cap, resolver=resolver)
     except RubricError as error:
         raise RubricError(f"{shown}:{_line(node, ('criteria',))}: {error}") from None
+
+
+def parse_yaml(text: str, shown: str, model: type[Model], what: str) -> tuple[Model, yaml.Node | None]:
+    """A file's content, checked whole against its model, and its nodes, which know their lines.
+
+    Raises:
+        RubricError: not YAML, an unknown or repeated key, a wrong value; each with its line.
+    """
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+        data = yaml.load(text, Loader=_Loader)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise RubricError(f"{shown}: not YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise RubricError(f"{shown}:1: {what}, found {type(data).__name__}")
+    try:
+        parsed = model.model_validate(data)
+    except pydantic.ValidationError as error:
+        raise RubricError("\n".join(_explain(shown, node, problem, model) for problem in error.errors())) from None
+    if twice := list(_twice(node)):
+        raise RubricError("\n".join(f"{shown}:{line}: the key {key!r} stands here a second time" for key, line in twice))
+    return parsed, node
 
 
 def _read(source: str) -> tuple[str, str, Path | None]:
@@ -133,10 +156,10 @@ def _read(source: str) -> tuple[str, str, Path | None]:
 
 def _criterion(entry: _CriterionFile, folder: Path | None) -> Criterion:
     judge = None
-    if isinstance(entry.judge, _JudgeFile):
+    if isinstance(entry.judge, JudgeFile):
         if entry.scale is not None or entry.anchors is not None:
             raise RubricError(f"criterion {entry.name!r}: give scale and anchors inside judge, or beside its text, not both")
-        judge = JudgeSpec(text=entry.judge.text, scale=tuple(entry.judge.scale), anchors=entry.judge.anchors)
+        judge = _beside(entry.judge, folder).spec()
     elif entry.judge is not None:
         scale = tuple(entry.scale) if entry.scale is not None else ("no", "yes")
         judge = JudgeSpec(text=entry.judge, scale=scale, anchors=entry.anchors or {})
@@ -152,6 +175,11 @@ def _criterion(entry: _CriterionFile, folder: Path | None) -> Criterion:
         essential=None if entry.essential is None else Essential(pass_at=entry.essential.pass_at, cap=entry.essential.cap),
         source=entry.check or "",
     )
+
+
+def _beside(judge: JudgeFile, folder: Path | None) -> JudgeFile:
+    """With a judge that is used from elsewhere found from the rubric's folder."""
+    return judge.model_copy(update={"use": str((folder or Path()) / judge.use)}) if judge.use else judge
 
 
 def import_check(path: str, folder: Path | None = None) -> Check:
@@ -185,23 +213,22 @@ def _file_module(path: Path) -> Any:
     return module
 
 
-def _explain(shown: str, node: yaml.Node | None, problem: Any) -> str:
-    location = tuple(part for part in problem["loc"] if part not in ("str", "_JudgeFile"))
+def _explain(shown: str, node: yaml.Node | None, problem: Any, model: type[pydantic.BaseModel]) -> str:
+    location = tuple(part for part in problem["loc"] if part not in ("str", "JudgeFile"))
     where, key = f"{shown}:{_line(node, location)}", ".".join(map(str, location))
     if problem["type"] == "extra_forbidden":
-        valid = _valid_keys(location)
+        valid = _valid_keys(location, model)
         near = difflib.get_close_matches(str(location[-1]), valid, 1)
         return f"{where}: unknown key {location[-1]!r}; there are {', '.join(valid)}." + (f" Did you mean {near[0]!r}?" if near else "")
     found = f", found {problem['input']!r}" if problem["type"] != "missing" else ""
     return f"{where}: {key}: {problem['msg']}{found}"
 
 
-def _valid_keys(location: tuple[Any, ...]) -> list[str]:
-    model: type[pydantic.BaseModel] = _RubricFile
+def _valid_keys(location: tuple[Any, ...], model: type[pydantic.BaseModel]) -> list[str]:
     if "essential" in location[:-1]:
         model = _EssentialFile
     elif "judge" in location[:-1]:
-        model = _JudgeFile
+        model = JudgeFile
     elif "criteria" in location[:-1]:
         model = _CriterionFile
     return [field.alias or name for name, field in model.model_fields.items()]

@@ -1,10 +1,12 @@
 """A scripted engine: a real DSPy engine whose answers are a function of the request. For tests of what stands around it."""
 
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from dspy import lm15
+from dspy._vendor.lm15.types import TokenLogprob, TopLogprob
 
 from assay.models import LanguageModel, with_recording
 
@@ -15,16 +17,20 @@ class ScriptedEngine:
     """Answers with `script(request)`; an exception that the script returns is raised. Counts its calls.
 
     Args:
-        script: canonical request -> text, or an exception.
+        script: canonical request -> text, an exception, or next-token probabilities by word.
         tokens: what each call is said to have used, prompt and completion.
     """
 
     supports_function_calling = False
     supports_reasoning = False
     supports_response_schema = True
-    supported_params = frozenset({"temperature", "max_tokens", "response_format", "seed"})
 
-    def __init__(self, script: Callable[[Any], Any], *, tokens: tuple[int, int] = (10, 5), price_usd: float | None = 0.0) -> None:
+    def __init__(
+        self, script: Callable[[Any], Any], *, tokens: tuple[int, int] = (10, 5), price_usd: float | None = 0.0, logprobs: bool = False
+    ) -> None:
+        self.supported_params = frozenset(
+            {"temperature", "max_tokens", "response_format", "seed", *(("logprobs", "top_logprobs") if logprobs else ())}
+        )
         self.script, self.tokens, self.price_usd, self.calls = script, tokens, price_usd, 0
         self._lock = threading.Lock()
 
@@ -36,9 +42,15 @@ class ScriptedEngine:
             raise answer
         prompt, completion = self.tokens
         usage = lm15.Usage(input_tokens=prompt, output_tokens=completion)
+        logprobs = None
+        if isinstance(answer, dict):
+            top = tuple(TopLogprob(token=word, logprob=math.log(p)) for word, p in answer.items() if p > 0)
+            answer = max(answer, key=answer.__getitem__)
+            logprobs = (TokenLogprob(token=answer, logprob=0.0, top=top),)
         return lm15.Response(
-            id=None, model=request.model, message=lm15.Message.assistant([lm15.TextPart(str(answer))]), finish_reason="stop", usage=usage
-        )
+            id=None, model=request.model, message=lm15.Message.assistant([lm15.TextPart(str(answer))]), finish_reason="stop", usage=usage,
+            logprobs=logprobs,
+        )  # fmt: skip
 
     def stream(self, request: Any) -> Any:
         return iter(lm15.response_to_events(self.complete(request)))
@@ -48,12 +60,18 @@ class ScriptedEngine:
 
 
 def scripted_lm(
-    script: Callable[[Any], Any], *, num_retries: int = 0, tokens: tuple[int, int] = (10, 5), price_usd: float | None = 0.0, **recording: Any
+    script: Callable[[Any], Any],
+    *,
+    num_retries: int = 0,
+    tokens: tuple[int, int] = (10, 5),
+    price_usd: float | None = 0.0,
+    logprobs: bool = False,
+    **recording: Any,
 ) -> LanguageModel:
     """A language model over a `ScriptedEngine`; `recording` as in `assay.models.with_recording`. Its engine is `lm.scripted`."""
     import dspy
 
-    engine = ScriptedEngine(script, tokens=tokens, price_usd=price_usd)
+    engine = ScriptedEngine(script, tokens=tokens, price_usd=price_usd, logprobs=logprobs)
     lm = with_recording(dspy.LM("scripted/model", engine=engine, cache=False, num_retries=num_retries), **recording)
     lm.scripted = engine
     return lm

@@ -1,0 +1,132 @@
+"""`assay judge`: calibrate a judge against people's labels, and see how far it can be trusted."""
+
+from typing import Any
+
+import click
+
+from assay.cli.shared import Console, json_option, keep, pairs, print_json
+
+__all__ = ["command"]
+
+
+@click.group("judge")
+def command() -> None:
+    """Calibrate judges against people's labels."""
+
+
+@command.command("compile")
+@click.argument("judge")
+@click.option("--labels", required=True, metavar="D", help="Ratings: a .jsonl, .csv or .parquet file, or hf:…; one row a rating.")
+@click.option("--scale", help="Words from worst to best, with commas, for a JUDGE that is a sentence: no,partly,yes.")
+@click.option(
+    "--kind", "scale_kind", type=click.Choice(["ordinal", "nominal", "numeric"]), help="Whether the words have an order; ordinal by default."
+)
+@click.option("--shows", help="What the judge sees, with commas: task_input,output or other columns.")
+@click.option("--model", default="embedded/smollm2-135m", show_default=True, help="The model that judges.")
+@click.option("--optimizer", default="auto", show_default=True, help="auto, calibrate, or a name as in assay compile: gepa, mipro, copro, …")
+@click.option("--objective", type=click.Choice(["accuracy", "kappa", "weighted_kappa", "alpha", "spearman"]), help="By default by the scale.")
+@click.option("--demos", type=int, default=2, show_default=True, help="Demonstrations of each label.")
+@click.option("--reflection-model", help="Model that proposes instructions; by default the judge's.")
+@click.option("--api-base", help="Address of an OpenAI-compatible server for --model.")
+@click.option("--rename", multiple=True, metavar="COLUMN=NAME", help="Rename a column of the labels.")
+@click.option("--salt", default="assay", show_default=True, help="Salt of the splits; keep it for a project's life.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--threads", type=int, help="Verdicts at once; by default what the model's engine gains from.")
+@click.option("--train-size", type=int, help="Most items taken of train.")
+@click.option("--val-size", type=int, help="Most items taken of val.")
+@click.option("--gate-size", type=int, help="Most items taken of gate.")
+@click.option("--test-size", type=int, help="Most items taken of test.")
+@click.option("--max-calls", type=int, help="Stop after so many LM calls.")
+@click.option("--max-search-calls", type=int, help="Most LM calls of the search.")
+@click.option("--max-tokens", type=int, help="Stop after so many tokens.")
+@click.option("--max-cost-usd", type=float, help="Stop after so many dollars.")
+@click.option("--no-cache", is_flag=True, help="Do not read or keep responses on disk.")
+@click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE.")
+@click.option("--out", help="Folder of the artifact.")
+@click.option("--resume", is_flag=True, help="Go on with this job's unfinished run.")
+@json_option()
+def compile_command(judge: str, **values: Any) -> None:
+    """Compile JUDGE against people's labels, and report its agreement on sealed items beside the human ceiling.
+
+    JUDGE is a YAML file, path/to/file.py:NAME, an artifact's folder, or one sentence that says what to judge.
+    """
+    from assay import judging
+
+    as_json, labels, store, out, resume = keep(values, "as_json", "labels", "store", "out", "resume")
+    values["sizes"] = {name: size for name in ("train", "val", "gate", "test") if (size := values.pop(f"{name}_size")) is not None}
+    for name in ("scale", "shows"):
+        values[name] = tuple(word.strip() for word in values[name].split(",")) if values[name] else ()
+    values["rename"], values["cache"] = pairs(values["rename"], "--rename"), not values.pop("no_cache")
+    report = judging.compile_judge(judge, labels=labels, store=store, out=out, resume=resume, progress=Console(), **values)  # type: ignore[arg-type]
+    data = report.to_dict()
+    if as_json:
+        print_json(data)
+    else:
+        _show(data)
+
+
+def _show(data: dict[str, Any]) -> None:
+    from rich.console import Console as Rich
+    from rich.table import Table
+
+    rich = Rich(highlight=False)
+    before, after, people, card = data["test"]["baseline"], data["test"]["compiled"], data["ceiling"], data["card"]
+    if before and after:
+        table = Table(title=f"agreement with people, {after['n']} sealed items", title_justify="left")
+        for column in ("", "baseline", "compiled", "95 %", "people"):
+            table.add_column(column, justify="left" if not column else "right")
+        for name in ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman"):
+            style = "bold" if name == data["objective"] else ""
+            table.add_row(
+                name, _number(before[name]), _number(after[name]), _interval(after["intervals"].get(name)), _number(people[name]), style=style
+            )
+        table.add_row("no verdict", str(before["unscored"]), str(after["unscored"]), "", "")
+        rich.print(table)
+        for name, reason in sorted({**after["undefined"], **people["undefined"]}.items()):
+            rich.print(f"{name} is undefined: {reason}", markup=False)
+        gain, accuracy = data["test"]["gain"], data["test"]["accuracy_gain"]
+        rich.print(f"gain in {data['objective']}: {_gain(gain)}; in accuracy: {_gain(accuracy)}", markup=False)
+        _show_card(rich, card)
+    if data["gate"]:
+        verdict = "the compiled judge replaces the baseline" if data["replaces"] else "no proof on gate that it agrees better: the baseline stays"
+        rich.print(f"gate ({data['gate']['n']} items): {_gain(data['gate'])}: {verdict}", markup=False)
+    rich.print(
+        f"winner: {data['winner']}; {data['calls']:,} LM calls ({data['cached']:,} more from the cache), ${data['cost_usd']:.4f}", markup=False
+    )
+    for note in [*data["notes"], *([f"stopped early: {data['stopped']}; raise the cap and add --resume"] if data["stopped"] else [])]:
+        rich.print(f"note: {note}", markup=False)
+    for key in ("picture", "artifact"):
+        if data[key]:
+            rich.print(f"{key}: {data[key]}", markup=False, soft_wrap=True)
+
+
+def _show_card(rich: Any, card: dict[str, Any]) -> None:
+    shown = [
+        ("of what people reach", _percent(card["of_ceiling"])),
+        ("coverage", _percent(card["coverage"])),
+        ("calibration error, Brier", f"{_number(card['calibration_error'])}, {_number(card['brier'])}"),
+        ("same verdict when asked again", _percent(card["test_retest"])),
+        ("length bias (rho)", "–" if card["length_bias"] is None else "{rho:+.2f} [{low:+.2f}, {high:+.2f}]".format(**card["length_bias"])),
+        ("smallest difference it can show", _percent(card["smallest_difference"])),
+        ("dollars a verdict", f"{card['cost_usd_per_verdict']:.6f}"),
+    ]
+    rich.print("; ".join(f"{name}: {value}" for name, value in shown), markup=False)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.0f} %"
+
+
+def _interval(interval: list[float] | None) -> str:
+    return "–" if interval is None else f"[{interval[0]:.3f}, {interval[1]:.3f}]"
+
+
+def _gain(gain: dict[str, Any]) -> str:
+    if gain["mean"] is None:
+        return "undefined"
+    reach = "no interval (under 20 items)" if gain["low"] is None else f"95 % [{gain['low']:+.3f}, {gain['high']:+.3f}]"
+    return f"{gain['mean']:+.3f}, {reach}"

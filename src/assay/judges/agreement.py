@@ -1,0 +1,299 @@
+"""Agreement of a judge with people, corrected for chance, with intervals; and how far people agree with each other.
+
+The statistics are scikit-learn's, krippendorff's and scipy's. A measure that is undefined is None with a reason, never 0.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from assay.errors import ConfigError, MissingExtra
+from assay.judges.labels import Item
+from assay.rubrics import JudgeSpec
+
+__all__ = ["MEASURES", "Agreement", "Answers", "agreement", "brier", "calibration_error", "ceiling", "measure_gain", "objective_of"]
+
+MEASURES = ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman")
+_RESAMPLES = 500
+_FEWEST = 20  # items under which no interval is claimed
+_RATERS = 4  # of one item that take the judge's place for the ceiling
+
+
+@dataclass(frozen=True)
+class Answers:
+    """A judge's verdicts on items: `verdicts[i]` is None and `places[i]` NaN where it gave none.
+
+    `places` are expected steps on the scale (the verdict's own step without probabilities); `probabilities[i]` is None where
+    the engine gave none.
+    """
+
+    verdicts: Sequence[str | None]
+    places: Sequence[float]
+    probabilities: Sequence[Mapping[str, float] | None] = ()
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Each measure with its 95 % bootstrap interval over items; None where it is undefined, with the reason in `why`."""
+
+    n: int
+    unscored: int
+    values: Mapping[str, float | None]
+    intervals: Mapping[str, tuple[float, float] | None] = field(default_factory=dict)
+    why: Mapping[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.values, "n": self.n, "unscored": self.unscored, "intervals": dict(self.intervals), "undefined": dict(self.why)}
+
+
+def objective_of(spec: JudgeSpec) -> str:
+    """The measure a judge is compiled for: Cohen's kappa for two words or none ordered, quadratic-weighted kappa for an
+    ordered scale, Spearman's rank correlation for a numeric one."""
+    if spec.kind == "numeric":
+        return "spearman"
+    return "weighted_kappa" if spec.kind == "ordinal" and len(spec.scale) > 2 else "kappa"
+
+
+class _Table:
+    """The items that have a verdict, as arrays. Row i: the verdict's index, the raters' shares, their mean step."""
+
+    def __init__(self, answers: Answers, items: Sequence[Item], spec: JudgeSpec, weights: Sequence[float] | None = None) -> None:
+        if not len(answers.verdicts) == len(answers.places) == len(items):
+            raise ConfigError(f"{len(answers.verdicts)} verdicts and {len(answers.places)} places for {len(items)} items: they must be as many")
+        known = [i for i, verdict in enumerate(answers.verdicts) if verdict is not None]
+        index, self.spec = {label: i for i, label in enumerate(spec.scale)}, spec
+        self.verdicts = np.array([index[str(answers.verdicts[i])] for i in known], dtype=int)
+        self.places = np.array([answers.places[i] for i in known], dtype=float)
+        self.shares = np.array([[items[i].shares.get(label, 0.0) for label in spec.scale] for i in known], dtype=float).reshape(-1, len(index))
+        self.weights = np.ones(len(known)) if weights is None else np.array([weights[i] for i in known])
+        self.unscored = len(items) - len(known)
+
+    def measure(self, name: str) -> tuple[float | None, str]:
+        """The measure over all items, or None and why it is undefined."""
+        rows = np.arange(len(self.verdicts))
+        if not len(rows):
+            return None, "no item has a verdict"
+        if name in ("weighted_kappa", "spearman") and self.spec.kind == "nominal":
+            return None, "the scale has no order"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # undefined values come back as NaN, and are said
+            value, why = _FUNCTIONS[name](self, rows)
+        return (None, why) if not math.isfinite(value) else (value, "")
+
+    def resampled(self, name: str, draws: np.ndarray) -> np.ndarray:
+        """The measure on each row of `draws`, indices of items; NaN where it is undefined. For measures that have a value."""
+        if name == "spearman":
+            from scipy import stats
+
+            judge, people = (stats.rankdata(values[draws], axis=1) for values in (self.places, self.shares @ np.array(self.spec.steps)))
+            judge, people = judge - judge.mean(axis=1, keepdims=True), people - people.mean(axis=1, keepdims=True)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                return (judge * people).sum(axis=1) / np.sqrt((judge**2).sum(axis=1) * (people**2).sum(axis=1))
+        if name == "accuracy":
+            right = self._right()[draws] * self.weights[draws]
+            return right.sum(axis=1) / self.weights[draws].sum(axis=1)
+        counts = np.stack([np.bincount(row, minlength=len(self.verdicts)) for row in draws]) * self.weights
+        shares = np.eye(self.shares.shape[1])[self.shares.argmax(axis=1)] if name == "alpha" else self.shares
+        cells = (np.eye(shares.shape[1])[self.verdicts][:, :, None] * shares[:, None, :]).reshape(len(shares), -1)
+        tables = (counts @ cells).reshape(len(draws), shares.shape[1], -1)
+        return _alphas(tables, self.spec) if name == "alpha" else kappas(tables, quadratic=name == "weighted_kappa")
+
+    def _right(self) -> np.ndarray:
+        """1 where the verdict is the label most raters gave; of labels that are level each counts its part."""
+        level = np.isclose(self.shares, self.shares.max(axis=1, keepdims=True))
+        found: np.ndarray = level[np.arange(len(level)), self.verdicts] / level.sum(axis=1)
+        return found
+
+    def accuracy(self, rows: np.ndarray) -> tuple[float, str]:
+        return float(np.average(self._right()[rows], weights=self.weights[rows])), ""
+
+    def kappa(self, rows: np.ndarray, weights: str | None = None) -> tuple[float, str]:
+        from sklearn.metrics import cohen_kappa_score
+
+        count = self.shares.shape[1]
+        table = np.zeros((count, count))
+        np.add.at(table, self.verdicts[rows], self.shares[rows] * self.weights[rows][:, None])
+        if (table.sum(axis=0) > 0).sum() < 2:
+            return math.nan, "people gave one label only, so all agreement may be chance"
+        judge, people = np.divmod(np.arange(count * count), count)
+        return float(cohen_kappa_score(judge, people, labels=list(range(count)), weights=weights, sample_weight=table.ravel())), "undefined"
+
+    def weighted_kappa(self, rows: np.ndarray) -> tuple[float, str]:
+        return self.kappa(rows, "quadratic")
+
+    def alpha(self, rows: np.ndarray) -> tuple[float, str]:
+        """The judge and the label most raters gave as two coders; the lower of labels that are level."""
+        import krippendorff
+
+        coded = np.stack([self.verdicts[rows], self.shares[rows].argmax(axis=1)]).astype(float)
+        if len(np.unique(coded)) < 2:
+            return math.nan, "only one label was given"
+        steps = np.array(self.spec.steps)
+        level: Any = {"nominal": "nominal", "ordinal": "ordinal", "numeric": "interval"}[self.spec.kind]
+        return float(krippendorff.alpha(reliability_data=steps[coded.astype(int)], level_of_measurement=level)), "undefined"
+
+    def spearman(self, rows: np.ndarray) -> tuple[float, str]:
+        from scipy import stats
+
+        people = self.shares[rows] @ np.array(self.spec.steps)
+        if np.ptp(people) == 0 or np.ptp(self.places[rows]) == 0:
+            return math.nan, f"{'people' if np.ptp(people) == 0 else 'the judge'} put every item in one place"
+        return float(stats.spearmanr(self.places[rows], people).statistic), "undefined"
+
+
+_FUNCTIONS: dict[str, Callable[[_Table, np.ndarray], tuple[float, str]]] = {
+    "accuracy": _Table.accuracy, "kappa": _Table.kappa, "weighted_kappa": _Table.weighted_kappa, "alpha": _Table.alpha, "spearman": _Table.spearman,
+}  # fmt: skip
+
+
+def _need_extra() -> None:
+    try:
+        import krippendorff  # noqa: F401
+        import sklearn  # noqa: F401
+    except ImportError as error:
+        raise MissingExtra(str(error.name), "judges") from error
+
+
+def kappas(tables: np.ndarray, *, quadratic: bool = False) -> np.ndarray:
+    """Cohen's kappa of many tables at once, `tables[b][verdict][people]`; NaN where people gave one label only.
+
+    One minus the observed over the expected distance (Cohen 1968, Psychological Bulletin 70:213); scikit-learn's, 500 times
+    as fast over 500 resamples.
+    """
+    count = tables.shape[-1]
+    steps = np.arange(count)
+    distance = (steps[:, None] - steps) ** 2 if quadratic else 1.0 - np.eye(count)
+    total = tables.sum(axis=(1, 2))
+    expected = np.einsum("bi,bj,ij->b", tables.sum(axis=2), tables.sum(axis=1), distance)
+    several = (tables.sum(axis=1) > 0).sum(axis=1) > 1
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(several, 1 - np.einsum("bij,ij->b", tables, distance) * total / expected, math.nan)
+
+
+def _alphas(tables: np.ndarray, spec: JudgeSpec) -> np.ndarray:
+    """Krippendorff's alpha of two coders without gaps, of many tables at once (Krippendorff 2004, chapter 11)."""
+    coincidences = tables + tables.transpose(0, 2, 1)
+    margins, steps = coincidences.sum(axis=2), np.array(spec.steps)
+    if spec.kind == "nominal":
+        distance = np.broadcast_to(1.0 - np.eye(len(steps)), coincidences.shape)
+    elif spec.kind == "numeric":
+        distance = np.broadcast_to((steps[:, None] - steps) ** 2, coincidences.shape)
+    else:  # the squared number of values between two ranks, the ends counted by half
+        upto = np.cumsum(margins, axis=1) - margins / 2
+        distance = (upto[:, :, None] - upto[:, None, :]) ** 2
+    total = margins.sum(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return 1 - (coincidences * distance).sum(axis=(1, 2)) * (total - 1) / np.einsum("bi,bj,bij->b", margins, margins, distance)
+
+
+def _draws(rows: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, rows, (_RESAMPLES, rows))
+
+
+def _percentiles(values: np.ndarray) -> tuple[float, float] | None:
+    known = values[np.isfinite(values)]
+    if len(known) < 0.9 * len(values):
+        return None
+    low, high = np.percentile(known, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def agreement(
+    answers: Answers, items: Sequence[Item], spec: JudgeSpec, *, intervals: bool = True, weights: Sequence[float] | None = None
+) -> Agreement:
+    """Every measure between a judge's verdicts and people's labels; raters of one item share its weight equally.
+
+    Intervals are percentiles of 500 resamples of the items; under 20 items there is none.
+
+    Raises:
+        MissingExtra: scikit-learn or krippendorff is not installed.
+    """
+    _need_extra()
+    table = _Table(answers, items, spec, weights)
+    found = {name: table.measure(name) for name in MEASURES}
+    ranges: dict[str, tuple[float, float] | None] = dict.fromkeys(MEASURES)
+    if intervals and len(table.verdicts) >= _FEWEST:
+        draws = _draws(len(table.verdicts))
+        for name, (value, _) in found.items():
+            ranges[name] = None if value is None else _percentiles(table.resampled(name, draws))
+    why = {name: reason for name, (value, reason) in found.items() if value is None}
+    return Agreement(len(table.verdicts), table.unscored, {name: value for name, (value, _) in found.items()}, ranges, why)
+
+
+def ceiling(items: Sequence[Item], spec: JudgeSpec, *, seed: int = 0) -> Agreement:
+    """How far people agree: each rater (up to four an item) is held, like a judge, against the other raters of the item."""
+    rng = np.random.default_rng(seed)
+    verdicts, rest, weights = [], [], []
+    for item in items:
+        if len(item.ratings) < 2:
+            continue
+        chosen = rng.permutation(len(item.ratings))[:_RATERS]
+        for out in chosen:
+            others = tuple(rating for i, rating in enumerate(item.ratings) if i != out)
+            verdicts.append(item.ratings[out].label)
+            rest.append(Item(id=item.id, shown=item.shown, ratings=others))
+            weights.append(1 / len(chosen))
+    if not verdicts:
+        reason = "no item has two raters"
+        return Agreement(0, 0, dict.fromkeys(MEASURES), dict.fromkeys(MEASURES), dict.fromkeys(MEASURES, reason))
+    steps = dict(zip(spec.scale, spec.steps, strict=True))
+    return agreement(Answers(verdicts, [steps[v] for v in verdicts]), rest, spec, weights=weights, intervals=False)
+
+
+def measure_gain(name: str, before: Answers, after: Answers, items: Sequence[Item], spec: JudgeSpec) -> dict[str, float | int | None]:
+    """`after` minus `before` on one measure, over the items that both judged, with a paired bootstrap interval.
+
+    `low` and `high` are None where nothing can be claimed: fewer than 20 items, or a measure that is undefined.
+    """
+    _need_extra()
+    both = [i for i, (a, b) in enumerate(zip(before.verdicts, after.verdicts, strict=True)) if a is not None and b is not None]
+    tables = [_Table(_only(answers, both), [items[i] for i in both], spec) for answers in (before, after)]
+    old, new = (table.measure(name)[0] for table in tables)
+    result: dict[str, float | int | None] = {"mean": None if old is None or new is None else new - old, "low": None, "high": None, "n": len(both)}
+    if result["mean"] is not None and len(both) >= _FEWEST:
+        draws = _draws(len(both))
+        found = _percentiles(tables[1].resampled(name, draws) - tables[0].resampled(name, draws))
+        if found is not None:
+            result["low"], result["high"] = found
+    return result
+
+
+def _only(answers: Answers, rows: Sequence[int]) -> Answers:
+    return Answers([answers.verdicts[i] for i in rows], [answers.places[i] for i in rows])
+
+
+def brier(answers: Answers, items: Sequence[Item], spec: JudgeSpec) -> float | None:
+    """Mean squared distance between the judge's probabilities and the raters' shares, summed over labels: 0 to 2, lower is
+    better (Brier 1950, Monthly Weather Review 78:1). None where no verdict has probabilities."""
+    gaps = [
+        math.fsum((given[label] - item.shares.get(label, 0.0)) ** 2 for label in spec.scale)
+        for given, item in zip(answers.probabilities, items, strict=False)
+        if given is not None
+    ]
+    return math.fsum(gaps) / len(gaps) if gaps else None
+
+
+def calibration_error(answers: Answers, items: Sequence[Item], *, bins: int = 10) -> tuple[float | None, list[dict[str, float]]]:
+    """Expected calibration error of the verdicts' confidence, and the reliability diagram's points.
+
+    Each point: mean `confidence`, `share` of raters who gave the verdict's label, `n`. The error is the mean gap between the
+    two, weighted by n (Naeini et al. 2015), in [0, 1]; None where no verdict has probabilities.
+    """
+    pairs = [
+        (given[verdict], item.shares.get(verdict, 0.0))
+        for verdict, given, item in zip(answers.verdicts, answers.probabilities, items, strict=False)
+        if verdict is not None and given is not None
+    ]
+    points = []
+    for index in range(bins):
+        inside = [(c, s) for c, s in pairs if index / bins < c <= (index + 1) / bins or (index == 0 and c == 0)]
+        if inside:
+            confidence, share = (math.fsum(column) / len(inside) for column in zip(*inside, strict=True))
+            points.append({"confidence": confidence, "share": share, "n": float(len(inside))})
+    if not pairs:
+        return None, []
+    return math.fsum(p["n"] * abs(p["confidence"] - p["share"]) for p in points) / len(pairs), points

@@ -1,0 +1,173 @@
+"""What people said: ratings of items, several raters an item, with disagreement kept.
+
+One row a rating: `item_id` (by default the hash of what was shown), `input` (optional), `output` or `output_a` and
+`output_b`, `rater`, `label`, `rationale` (optional). Further fields of a row are shown to a judge that names them.
+"""
+
+import hashlib
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from assay.datasets import SPLITS
+from assay.datasets.sources import iter_rows
+from assay.datasets.splits import SHARES, renamed, split_of
+from assay.datasets.tasks import content_hash
+from assay.errors import DataError
+
+__all__ = ["Item", "LabelSplits", "Rating", "load_labels", "make_items", "split_items"]
+
+_FIELDS = {"item_id", "rater", "label", "rationale", "split"}
+_TASK_INPUT = "task_input"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rating:
+    """One rater's label of one item."""
+
+    rater: str
+    label: str
+    rationale: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """Something that was judged, with all that people said of it."""
+
+    id: str
+    shown: Mapping[str, Any]
+    ratings: tuple[Rating, ...]
+    split: str | None = None
+
+    @property
+    def content_hash(self) -> str:
+        return content_hash(self.shown)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Share of the raters by label; the disagreement is part of it."""
+        counts = Counter(rating.label for rating in self.ratings)
+        return {label: count / len(self.ratings) for label, count in counts.items()}
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The label most raters gave; several where they are level."""
+        counts = Counter(rating.label for rating in self.ratings)
+        most = max(counts.values())
+        return tuple(sorted(label for label, count in counts.items() if count == most))
+
+    @property
+    def rationales(self) -> list[str]:
+        return [f"{rating.label}: {rating.rationale}" for rating in self.ratings if rating.rationale]
+
+    @property
+    def digests(self) -> list[str]:
+        """A short hash of each rating, by which a removed one is found in the judges compiled from it."""
+        return [rating_digest(self.id, rating.rater, rating.label) for rating in self.ratings]
+
+
+def rating_digest(item_id: str, rater: str, label: str) -> str:
+    return hashlib.sha256(json.dumps([item_id, rater, label]).encode()).hexdigest()[:16]
+
+
+def load_labels(spec: str, *, labels: Sequence[str], rename: Mapping[str, str] | None = None) -> list[Item]:
+    """Items with their ratings, from any source that `assay.datasets.iter_rows` reads.
+
+    A row without a label is a missing value: it is left out. Each rater counts once an item; the last rating stands.
+
+    Args:
+        labels: the judge's scale; a label outside it is an error.
+        rename: columns by the names they should have.
+    Raises:
+        DataError: a row without what was judged, a label outside the scale, one id for two contents; with file and line.
+    """
+    rows = ((where, renamed(row, rename, where) if rename else row) for where, row in iter_rows(spec))
+    return make_items(rows, labels=labels, spec=spec)
+
+
+def make_items(rows: Iterable[tuple[str, Mapping[str, Any]]], *, labels: Sequence[str], spec: str = "labels") -> list[Item]:
+    """`load_labels` for rows that are at hand, each with the place it stands."""
+    known = {label.casefold(): label for label in labels}
+    shown_of: dict[str, dict[str, Any]] = {}
+    ratings: dict[str, dict[str, Rating]] = defaultdict(dict)
+    splits: dict[str, str | None] = {}
+    rated = 0
+    for where, row in rows:
+        rated += 1
+        shown = {(_TASK_INPUT if key == "input" else key): value for key, value in row.items() if key not in _FIELDS and value is not None}
+        if not any(name in shown for name in ("output", "output_a")) or ("output_a" in shown) != ("output_b" in shown):
+            raise DataError(f"{where}: a rating needs what was judged, in 'output', or in 'output_a' and 'output_b'; the row has {sorted(row)}")
+        item_id = str(row["item_id"]) if row.get("item_id") not in (None, "") else content_hash(shown)[:16]
+        if shown_of.setdefault(item_id, shown) != shown:
+            raise DataError(f"{where}: item {item_id!r} was shown with another content before; one id is one content")
+        label = row.get("label")
+        if label is None or label == "" or (isinstance(label, float) and math.isnan(label)):
+            continue
+        if str(label).strip().casefold() not in known:
+            raise DataError(f"{where}: the label {label!r} is not on the judge's scale {list(labels)}")
+        if row.get("split") not in (None, "", *SPLITS):
+            raise DataError(f"{where}: the split {row['split']!r} does not exist; there are {', '.join(SPLITS)}")
+        rater = str(row.get("rater") or "rater")
+        ratings[item_id][rater] = Rating(rater=rater, label=known[str(label).strip().casefold()], rationale=str(row.get("rationale") or ""))
+        splits[item_id] = row.get("split") or None
+    if not ratings:
+        raise DataError(f"{spec} has no ratings" + (f": none of its {rated} rows has a label" if rated else ""))
+    return [Item(id=key, shown=shown_of[key], ratings=tuple(found.values()), split=splits[key]) for key, found in ratings.items()]
+
+
+@dataclass
+class LabelSplits:
+    """Items by split. An item with all its ratings is in one; its place is the hash of what was shown."""
+
+    train: list[Item]
+    val: list[Item]
+    gate: list[Item]
+    test: list[Item] = field(repr=False)
+
+    def sizes(self) -> dict[str, int]:
+        return {name: len(getattr(self, name)) for name in SPLITS}
+
+    def ratings(self) -> dict[str, list[str]]:
+        """Digests of the ratings of each split, for the artifact."""
+        return {name: [digest for item in getattr(self, name) for digest in item.digests] for name in SPLITS}
+
+
+def split_items(items: Sequence[Item], *, salt: str = "assay", limits: Mapping[str, int] | None = None) -> LabelSplits:
+    """Splits by content hash, the same in every command. A limit keeps each class's share (the first mode is the class).
+
+    Raises:
+        DataError: a split would be empty.
+    """
+    chosen: dict[str, list[tuple[int, Item]]] = {name: [] for name in SPLITS}
+    seen: set[str] = set()
+    for item in items:
+        if item.content_hash in seen:
+            continue  # another id for what was shown before
+        seen.add(item.content_hash)
+        name, rank = split_of(item.content_hash, salt, SHARES)
+        chosen[item.split or name].append((rank, item))
+    if empty := [name for name in SPLITS if not chosen[name]]:
+        raise DataError(f"no item fell into {', '.join(empty)} ({len(seen)} different items in all). Label more, or name splits in a field 'split'")
+    kept = {}
+    for name, entries in chosen.items():
+        ordered = [item for _, item in sorted(entries, key=lambda entry: entry[0])]
+        kept[name] = _stratified(ordered, (limits or {}).get(name, len(ordered)))
+    return LabelSplits(**kept)
+
+
+def _stratified(items: list[Item], limit: int) -> list[Item]:
+    """The first `limit` items, each class with the share that it has in all (largest remainders)."""
+    if limit >= len(items):
+        return items
+    classes: dict[str, list[Item]] = defaultdict(list)
+    for item in items:
+        classes[item.modes[0]].append(item)
+    exact = {label: limit * len(group) / len(items) for label, group in classes.items()}
+    quota = {label: int(share) for label, share in exact.items()}
+    for label in sorted(exact, key=lambda name: quota[name] - exact[name])[: limit - sum(quota.values())]:
+        quota[label] += 1
+    taken = {item.id for label, group in classes.items() for item in group[: quota[label]]}
+    return [item for item in items if item.id in taken]

@@ -1,0 +1,146 @@
+"""How a verdict is read from a model: from the probabilities of the scale's words, or from what it writes.
+
+One forward pass gives a probability for every word of the scale, so a verdict has a confidence, costs one token, and a
+model of a few hundred million parameters, which seldom writes a usable verdict, still gives a signal to calibrate.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import dspy
+
+from assay.errors import ConfigError
+from assay.models import supports
+from assay.rubrics import NoGrade
+
+__all__ = ["READINGS", "STYLES", "VerdictAdapter", "fence", "reads_probabilities", "word_probabilities"]
+
+READINGS = ("auto", "probabilities", "text")
+STYLES = ("words", "letters")
+_JUDGED = 6000  # characters of one part that a judge is shown
+_LEAST = 1e-9  # probability of a word that is not among the tokens reported
+_one_token: ContextVar[bool] = ContextVar("assay_one_token", default=False)
+_TOP = {"embedded": 200, "hosted": 20}  # tokens whose probability is asked for; hosted servers give 20 at most
+
+
+def fence(value: Any) -> str:
+    """Judged text as one JSON string: it cannot imitate the prompt's own structure. Long text keeps its head and tail."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if len(text) > _JUDGED:
+        half = _JUDGED // 2
+        text = f"{text[:half]} [{len(text) - 2 * half} characters left out] {text[-half:]}"
+    return json.dumps(text.encode("utf-8", "replace").decode(), ensure_ascii=False)
+
+
+def reads_probabilities(lm: Any, reading: str) -> bool:
+    """Whether the verdict is read from token probabilities: where the engine gives them, unless `text` is asked for.
+
+    Raises:
+        ConfigError: `probabilities` is asked of an engine that gives none.
+    """
+    able = supports(lm, "logprobs") and supports(lm, "top_logprobs")
+    if reading == "probabilities" and not able:
+        raise ConfigError(f"reading='probabilities', but {getattr(lm, 'model', lm)} gives no token probabilities; use reading='auto' or 'text'")
+    return able and reading != "text"
+
+
+def word_probabilities(top: Sequence[Mapping[str, Any]], words: Sequence[str]) -> tuple[dict[str, float], float]:
+    """Probability of each word, from the first token's alternatives, and the mass they had before they were made to sum to one.
+
+    A token counts for the one word that it begins (`neg` for `negative`), whatever its case; a token that begins several
+    words counts for none.
+    """
+    found = dict.fromkeys(words, 0.0)
+    for entry in top:
+        token, logprob = str(entry["token"]).strip().casefold(), float(entry["logprob"])
+        begun = [word for word in words if token and word.casefold().startswith(token)]
+        exact = [word for word in begun if word.casefold() == token]
+        for word in exact or (begun if len(begun) == 1 else []):
+            found[word] += math.exp(min(0.0, logprob)) if math.isfinite(logprob) else 0.0
+    mass = math.fsum(found.values())
+    if mass <= 0:
+        return found, 0.0
+    total = mass + _LEAST * len(words)
+    return {word: (p + _LEAST) / total for word, p in found.items()}, min(1.0, mass)
+
+
+class VerdictAdapter(dspy.Adapter):  # type: ignore[misc]
+    """Asks for one token and reads the probabilities of the verdict's words; demonstrations are earlier turns.
+
+    Args:
+        keys: label -> what stands for it in the answer: the label itself, or a letter.
+    """
+
+    def __init__(self, keys: Mapping[str, str]) -> None:
+        super().__init__()
+        self.keys = dict(keys)
+
+    def _messages(self, signature: Any, demos: Sequence[Any], inputs: Mapping[str, Any]) -> list[dict[str, str]]:
+        messages = [{"role": "system", "content": f"{signature.instructions}\n{self._ask()}"}]
+        for demo in demos:
+            if demo.get("verdict") in self.keys:
+                messages += [self._user(signature, demo), {"role": "assistant", "content": self.keys[demo["verdict"]]}]
+        return [*messages, self._user(signature, inputs)]
+
+    def _ask(self) -> str:
+        if all(label == key for label, key in self.keys.items()):
+            return f"Answer with one word: {_listed(list(self.keys))}."
+        lettered = "\n".join(f"{key}. {label}" for label, key in self.keys.items())
+        return f"{lettered}\nAnswer with one letter: {_listed(list(self.keys.values()))}."
+
+    @staticmethod
+    def _user(signature: Any, values: Mapping[str, Any]) -> dict[str, str]:
+        lines = (f"{name}: {values[name]}" for name in signature.input_fields if values.get(name) not in (None, ""))
+        return {"role": "user", "content": "\n".join(lines)}
+
+    def format(self, signature: Any, demos: list[Any], inputs: dict[str, Any]) -> list[dict[str, str]]:
+        return self._messages(signature, demos, inputs)
+
+    def _call_preprocess(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, inputs: dict[str, Any]) -> Any:
+        top = _TOP["embedded" if str(getattr(lm, "model", "")).startswith("embedded/") else "hosted"]
+        lm_kwargs.pop("n", None)
+        lm_kwargs.update(max_tokens=1, temperature=0.0, logprobs=True, top_logprobs=top)
+        return signature
+
+    def _call_postprocess(self, processed: Any, original: Any, outputs: list[Any], lm: Any, lm_kwargs: dict[str, Any]) -> list[dict[str, Any]]:
+        return [self._read(output) for output in outputs]
+
+    def __call__(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: list[Any], inputs: dict[str, Any]) -> Any:
+        with _no_truncation_warning():
+            return super().__call__(lm, lm_kwargs, signature, demos, inputs)
+
+    def _read(self, answer: Any) -> dict[str, Any]:
+        text = answer.get("text", "") if isinstance(answer, Mapping) else str(answer)
+        try:
+            top = answer["logprobs"]["content"][0]["top_logprobs"]
+        except (KeyError, IndexError, TypeError):
+            raise NoGrade(f"the model answered {text!r} without token probabilities") from None
+        by_key, mass = word_probabilities(top, list(self.keys.values()))
+        if mass == 0:
+            raise NoGrade(f"none of {list(self.keys.values())} is among the model's likely answers; it would say {text!r}")
+        probabilities = {label: by_key[key] for label, key in self.keys.items()}
+        return {"verdict": max(probabilities, key=lambda label: probabilities[label]), "probabilities": probabilities, "mass": mass}
+
+
+def _listed(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def _worth_saying(record: logging.LogRecord) -> bool:
+    return not (_one_token.get() and "truncated" in str(record.msg))
+
+
+@contextmanager
+def _no_truncation_warning() -> Iterator[None]:
+    """DSPy warns of every answer that ends at its limit; a verdict of one token is meant to."""
+    logging.getLogger("dspy.clients.lm").addFilter(_worth_saying)  # a second time changes nothing
+    token = _one_token.set(True)
+    try:
+        yield
+    finally:
+        _one_token.reset(token)

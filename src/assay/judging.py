@@ -1,0 +1,229 @@
+"""The users' line for judges: `assay.compile_judge`. Joins labels, model, judge, artifact and card."""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import dspy
+
+from assay import __version__
+from assay.deployment import save_artifact
+from assay.errors import ConfigError, MissingExtra
+from assay.jobs import CommonConfig, Run, home_of, load_judge, open_run
+from assay.judges import PointwiseJudge, load_labels, split_items
+from assay.judges.card import draw_card, reliability_card
+from assay.judges.labels import Item, LabelSplits
+from assay.models import Meter, sample_scope
+from assay.optimizers import Progress, Session
+from assay.optimizers.judges import JudgeConfig, JudgeOutcome, agreement_rubric, compile_judge_prompts, judge_items
+from assay.programs import program_version
+
+__all__ = ["JudgeReport", "JudgeRunConfig", "compile_judge"]
+
+_RETEST = 30  # test items that are judged a second time
+_PROGRAM = "assay.judges:PointwiseJudge"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeRunConfig(CommonConfig):
+    """Settings of a compile of a judge. `scale` and `kind` are for a judge that is one sentence."""
+
+    kind: str = "judge compile"
+    judge: str
+    labels: str
+    scale: Sequence[str] = ()
+    scale_kind: str | None = None
+    shows: Sequence[str] = ()
+    objective: str | None = None
+    demos: int = 2
+
+
+@dataclass
+class JudgeReport:
+    """What `compile_judge` returns. `to_dict()` is the `--json` object."""
+
+    artifact: Path
+    outcome: JudgeOutcome
+    card: dict[str, Any]
+    meter: Meter
+    config: JudgeRunConfig
+    sizes: dict[str, int]
+    picture: Path | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def judge(self) -> PointwiseJudge:
+        return self.outcome.compiled
+
+    def to_dict(self) -> dict[str, Any]:
+        usage, search, outcome = self.meter.usage, self.meter.of("search"), self.outcome
+        return {
+            "artifact": str(self.artifact),
+            "picture": str(self.picture) if self.picture else None,
+            "optimizer": self.config.optimizer,
+            "objective": outcome.objective,
+            "winner": outcome.winner,
+            "replaces": outcome.replaces,
+            "gate": outcome.gate,
+            "stopped": outcome.stopped,
+            "sizes": self.sizes,
+            "ceiling": outcome.ceiling.to_dict() if outcome.ceiling else None,
+            "test": {
+                "baseline": outcome.test_baseline.to_dict() if outcome.test_baseline else None,
+                "compiled": outcome.test_compiled.to_dict() if outcome.test_compiled else None,
+                "gain": outcome.gain,
+                "accuracy_gain": outcome.accuracy_gain,
+            },
+            "card": self.card,
+            "candidates": outcome.candidates,
+            "notes": [*outcome.notes, *self.notes],
+            "search_calls": search.calls,
+            "calls": usage.calls,
+            "cached": usage.cached,
+            "tokens": usage.tokens,
+            "cost_usd": usage.cost_usd,
+        }
+
+
+def compile_judge(
+    judge: str | PointwiseJudge,
+    *,
+    labels: str,
+    lm: dspy.LM | None = None,
+    out: str | Path | None = None,
+    store: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    **options: Any,
+) -> JudgeReport:
+    """Compiles a judge against people's labels and reports it on sealed items, beside the human ceiling.
+
+    Args:
+        judge: a YAML file, an artifact's folder, `file.py:NAME`, one sentence (with `scale=`), or a judge.
+        labels: a source of ratings, see `assay.judges.load_labels`.
+        out: folder of the artifact; by default `.assay/artifacts/judge-OPTIMIZER`.
+        options: the fields of `JudgeRunConfig`.
+    Raises:
+        AssayError: what was wrong, which rule, what to do.
+        Cancelled: the user stopped the run; call again with `resume=True`.
+    """
+    name = judge if isinstance(judge, str) else judge.spec.text
+    config = JudgeRunConfig(judge=name, labels=labels, **({"model": lm.model} if lm is not None else {}), **options)
+    settings = JudgeConfig(optimizer=config.optimizer, objective=config.objective, demos=config.demos)
+    built, shown = _built(judge, config), progress or Progress()
+    items = load_labels(labels, labels=built.labels, rename=config.rename)
+    if isinstance(judge, str) and not config.shows:
+        built = _seeing(built, items)
+    _need_fields(built, items)
+    splits = split_items(items, salt=config.salt, limits=config.sizes)
+    with open_run(config, lm=lm, progress=shown, store=store, resume=resume) as run:
+        with _session(run, built, config, shown) as session:
+            _announce(splits, items, shown)
+            run.status = "stopped"  # until all of it is done
+            outcome = compile_judge_prompts(built, splits, session, settings)
+            report = JudgeReport(Path(), outcome, {}, run.meter, config, splits.sizes())
+            if outcome.test_compiled is not None:
+                report.card = _card(outcome, splits, session)
+            if outcome.stopped is None:
+                run.status = "done"
+        _save(report, splits, run, Path(out) if out else home_of(store) / "artifacts" / f"judge-{config.optimizer.rpartition(':')[2].lower()}")
+    return report
+
+
+def _built(judge: str | PointwiseJudge, config: JudgeRunConfig) -> PointwiseJudge:
+    if not isinstance(judge, str):
+        return judge
+    spec: dict[str, Any] = {"scale": tuple(config.scale)} if config.scale else {}
+    built = load_judge(judge, **spec, **({"kind": config.scale_kind} if config.scale_kind else {}))
+    return PointwiseJudge(**{**built.config, "shows": list(config.shows)}) if config.shows else built
+
+
+def _seeing(judge: PointwiseJudge, items: Sequence[Item]) -> PointwiseJudge:
+    """A judge without what no item has: labels of outputs alone need no input."""
+    kept = [name for name in judge.shows if any(name in item.shown for item in items)]
+    if tuple(kept) == judge.shows or not kept:
+        return judge
+    seeing = PointwiseJudge(**{**judge.config, "shows": kept})
+    seeing.decide.demos = judge.decide.demos
+    return seeing
+
+
+def _need_fields(judge: PointwiseJudge, items: Sequence[Item]) -> None:
+    for name in judge.shows:
+        if not any(name in item.shown for item in items):
+            raise ConfigError(
+                f"the judge sees {list(judge.shows)}, but no item has {name!r}; they have {sorted(items[0].shown)}. Use --shows or --rename"
+            )
+
+
+@contextmanager
+def _session(run: Run, judge: PointwiseJudge, config: JudgeRunConfig, progress: Progress) -> Iterator[Session]:
+    yield Session(
+        lm=run.lm, rubric=agreement_rubric(judge.spec), recorder=run.recorder, meter=run.meter, program_name=_PROGRAM, seed=config.seed,
+        threads=run.threads, progress=progress, prompt_lm=run.reflection,
+    )  # fmt: skip
+
+
+def _announce(splits: LabelSplits, items: Sequence[Item], progress: Progress) -> None:
+    raters = {rating.rater for item in items for rating in item.ratings}
+    ratings = sum(len(item.ratings) for item in items)
+    sizes = ", ".join(f"{name} {count}" for name, count in splits.sizes().items())
+    progress.say(f"labels: {ratings:,} ratings of {len(items):,} items by {len(raters):,} raters; {sizes}; the test items are sealed")
+
+
+def _card(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> dict[str, Any]:
+    """The compiled judge's card on the sealed items; some of them are judged a second time."""
+    judged, again = outcome.answers["compiled"], splits.test[:_RETEST]
+    with session.phase("test"), sample_scope(1):
+        second = judge_items(outcome.compiled, again, session, name="test: once more", split="test")
+    first = type(judged.answers)(judged.answers.verdicts[: len(again)], judged.answers.places[: len(again)])
+    assert outcome.test_compiled is not None
+    assert outcome.ceiling is not None
+    return reliability_card(
+        judged.answers, splits.test, outcome.compiled.spec, found=outcome.test_compiled, people=outcome.ceiling, objective=outcome.objective,
+        retest=(first, second.answers), cost_usd=judged.cost_usd,
+    )  # fmt: skip
+
+
+def _save(report: JudgeReport, splits: LabelSplits, run: Run, folder: Path) -> None:
+    config, judge = report.config, report.outcome.compiled
+    data = {key: value for key, value in report.to_dict().items() if key not in ("artifact", "picture")}
+    manifest = {
+        "assay": __version__,
+        "dspy": dspy.__version__,
+        "kind": "judge",
+        "program": _PROGRAM,
+        "version": program_version(judge, None),
+        "settings": {"adapter": None, "parameters": {}},
+        "judge": asdict(judge.spec),
+        "model": config.model,
+        "weights": run.lm.recording.backend.weights,
+        "labels": {"spec": config.labels, "salt": config.salt, "sizes": splits.sizes()},
+        "seed": config.seed,
+        "run": run.run_id,
+        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "result": data,
+    }
+    report.artifact = save_artifact(folder.resolve(), judge, manifest, splits={"ratings": splits.ratings()}, report=_markdown(data))
+    if report.card:
+        (report.artifact / "card.json").write_text(json.dumps(report.card, indent=1))
+        try:
+            report.picture = draw_card(report.card, report.artifact / "card.png")
+        except MissingExtra as error:
+            report.notes.append(f"no picture of the card: {error}")
+
+
+def _markdown(data: dict[str, Any]) -> str:
+    lines = [f"# A judge, compiled with {data['optimizer']} for {data['objective']}", "", f"Winner: {data['winner']}.", ""]
+    before, after, people = data["test"]["baseline"], data["test"]["compiled"], data["ceiling"]
+    if before and after:
+        lines += ["| sealed test | baseline | compiled | people |", "|---|---|---|---|"]
+        lines += [
+            f"| {name} | {before[name]} | {after[name]} | {people[name]} |" for name in ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman")
+        ]
+        lines += ["", f"Gain, paired, 95 %: {data['test']['gain']}. Replaces its parent (gate): {data['replaces']}."]
+    return "\n".join(lines) + "\n"

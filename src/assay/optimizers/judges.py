@@ -1,0 +1,383 @@
+"""Compiles a judge against people's labels: prompts, reading, calibration; chosen on val, decided on gate, reported on test."""
+
+import contextvars
+import copy
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from assay.datasets import Task
+from assay.errors import BudgetExceeded, ConfigError, ModelError
+from assay.judges import PointwiseJudge
+from assay.judges.agreement import Agreement, Answers, agreement, ceiling, kappas, measure_gain, objective_of
+from assay.judges.calibration import METHODS, Calibration, expected_step, fit
+from assay.judges.labels import Item, LabelSplits
+from assay.judges.reading import fence
+from assay.models import spending
+from assay.optimizers.session import Session, Student
+from assay.optimizers.teleprompters import OPTIMIZERS, Proposal, check_optimizer, propose
+from assay.programs import program_version
+from assay.rubrics import Criterion, Grade, Rubric
+from assay.rubrics.criteria import JudgeSpec
+from assay.traces import Rollout
+
+__all__ = ["JudgeConfig", "JudgeOutcome", "Judged", "agreement_rubric", "compile_judge_prompts", "item_tasks", "judge_items"]
+
+OBJECTIVES = ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman")
+_CUTS = 25  # places tried for each cut of an ordered scale
+_SLACK = 0.005  # how much better a costlier candidate must be on val
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgeConfig:
+    """`optimizer` is `auto` (prompt forms, demonstrations and calibration), `calibrate` (calibration alone), or any of the
+    main job's by name. `objective` None: by the scale, see `objective_of`."""
+
+    optimizer: str = "auto"
+    objective: str | None = None
+    demos: int = 2  # of each label
+
+    def __post_init__(self) -> None:
+        if self.objective is not None and self.objective not in OBJECTIVES:
+            raise ConfigError(f"objective={self.objective!r} must be one of {', '.join(OBJECTIVES)}")
+        if not 1 <= self.demos <= 16:
+            raise ConfigError(f"demos={self.demos!r} of each label must be between 1 and 16")
+        if self.optimizer not in ("auto", "calibrate"):
+            check_optimizer(self.optimizer)
+
+
+@dataclass
+class Judged:
+    """A judge's answers to items, in order, with what they cost. `raw[i]`: probabilities before calibration, or None."""
+
+    answers: Answers
+    raw: list[Mapping[str, float] | None]
+    reasons: list[str]
+    cost_usd: float = 0.0
+
+    @property
+    def unscored(self) -> int:
+        return sum(verdict is None for verdict in self.answers.verdicts)
+
+
+@dataclass
+class JudgeOutcome:
+    """What a compile of a judge found; agreement and gains are on the sealed test items."""
+
+    baseline: PointwiseJudge
+    compiled: PointwiseJudge
+    objective: str
+    winner: str
+    candidates: list[dict[str, Any]]
+    gate: dict[str, Any] | None = None
+    replaces: bool = False
+    stopped: str | None = None
+    test_baseline: Agreement | None = None
+    test_compiled: Agreement | None = None
+    answers: dict[str, Judged] = field(default_factory=dict)  # of the test items: `baseline` and `compiled`
+    gain: dict[str, Any] | None = None
+    accuracy_gain: dict[str, Any] | None = None
+    ceiling: Agreement | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def item_tasks(items: Sequence[Item], judge: PointwiseJudge) -> list[Task]:
+    """Items as tasks of the judge as a program: what it sees goes in, the label most raters gave is expected."""
+    return [
+        Task(
+            id=item.id[:200], task_type=item.modes[0], inputs={name: item.shown.get(name, "") for name in judge.shows},
+            expected={"verdict": item.modes[0]}, metadata={"shares": item.shares, "rationales": item.rationales},
+        )
+        for item in items
+    ]  # fmt: skip
+
+
+def agreement_rubric(spec: JudgeSpec) -> Rubric:
+    """Scores one verdict for teleprompters: the share of raters who gave it, or, on an ordered scale, one minus the mean
+    squared distance to theirs. The raters' rationales are its feedback text."""
+    steps = dict(zip(spec.scale, spec.steps, strict=True))
+    width = (spec.steps[-1] - spec.steps[0]) or 1.0
+
+    def agrees(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
+        shares, verdict = task.metadata["shares"], prediction["verdict"]
+        if spec.kind == "nominal" or len(spec.scale) == 2:
+            grade = shares.get(verdict, 0.0)
+        else:
+            grade = 1 - math.fsum(share * ((steps[verdict] - steps[label]) / width) ** 2 for label, share in shares.items())
+        said = ", ".join(f"{label} ({100 * share:.0f} %)" for label, share in sorted(shares.items(), key=lambda entry: -entry[1]))
+        why = f" Their reasons: {' | '.join(task.metadata['rationales'][:3])}" if task.metadata["rationales"] else ""
+        return Grade(value=min(1.0, max(0.0, grade)), reason=f"The judge said {verdict!r}; people said {said}.{why}")
+
+    return Rubric("agreement", [Criterion(name="agrees", check=agrees)])
+
+
+def judge_items(judge: PointwiseJudge, items: Sequence[Item], session: Session, *, name: str, split: str = "") -> Judged:
+    """Asks the judge about every item, several at a time; each is a rollout in the store. What fails is unscored.
+
+    Raises:
+        BudgetExceeded, Cancelled: what was judged before is in the response cache.
+    """
+    version, parts = program_version(judge, None), [None] * len(items)
+
+    def one(index: int) -> None:
+        item = items[index]
+        rollout = Rollout(
+            task_id=item.id[:200], task_type="verdict", program=session.program_name, program_version=version, model=session.lm.model,
+            seed=session.seed, split=split, inputs=dict(item.shown),
+        )  # fmt: skip
+        rollout.group_id = rollout.task_id
+        with session.context(), session.recorder.rollout(rollout), spending() as prices:
+            try:
+                found = judge(**{name: item.shown.get(name, "") for name in judge.shows})
+            except Exception as error:  # a verdict that fails is no verdict; the reason is kept
+                rollout.status, rollout.error = "error", f"{type(error).__name__}: {error}"
+                parts[index] = (None, rollout.error, prices)  # type: ignore[call-overload]
+                return
+            rollout.prediction = {key: found[key] for key in ("verdict", "confidence", "value")}
+        parts[index] = (found, "", prices)  # type: ignore[call-overload]
+
+    with (
+        ThreadPoolExecutor(max_workers=max(1, session.threads), thread_name_prefix="assay-judge") as pool,
+        session.progress.bar(name, len(items)) as advance,
+    ):
+        futures = [pool.submit(contextvars.copy_context().run, one, index) for index in range(len(items))]
+        try:
+            for future in futures:
+                future.result()
+                advance(1)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return _collected(parts, judge.spec)
+
+
+def _collected(parts: Sequence[Any], spec: JudgeSpec) -> Judged:
+    steps = dict(zip(spec.scale, spec.steps, strict=True))
+    verdicts, places, probabilities, raw = [], [], [], []
+    for found, _, _ in parts:
+        verdicts.append(None if found is None else found.verdict)
+        raw.append(None if found is None else found.raw)
+        probabilities.append(None if found is None else found.probabilities)
+        if found is None:
+            places.append(math.nan)
+        elif found.probabilities is None:
+            places.append(steps[found.verdict])
+        else:
+            places.append(expected_step([found.probabilities[label] for label in spec.scale], spec))
+    cost = math.fsum(price for _, _, prices in parts for price in prices)
+    return Judged(Answers(verdicts, places, probabilities), raw, [reason for _, reason, _ in parts], cost)
+
+
+def recalibrated(judged: Judged, calibration: Calibration | None, judge: PointwiseJudge) -> Judged:
+    """The same readings under another calibration; no model is asked."""
+    changed = copy.copy(judge)
+    changed.calibration = calibration
+    parts = [
+        (changed.judged(raw, verdict) if raw is not None or verdict is not None else None, reason, ())
+        for raw, verdict, reason in zip(judged.raw, judged.answers.verdicts, judged.reasons, strict=True)
+    ]
+    return _collected(parts, judge.spec)
+
+
+def compile_judge_prompts(judge: PointwiseJudge, splits: LabelSplits, session: Session, config: JudgeConfig) -> JudgeOutcome:
+    """Compiles a judge against people's labels and reports it on the sealed test items.
+
+    A cap that is reached while searching ends the search; the best so far goes on as far as the cap allows.
+
+    Raises:
+        ModelError: no verdict could be read at all: the model or its server is at fault.
+        Cancelled: the user stopped the run; what was judged is in the response cache.
+    """
+    search = _Search(judge, splits, session, config)
+    stopped = None
+    with session.phase("search"):
+        try:
+            search.run()
+        except BudgetExceeded as cap:
+            stopped = str(cap)
+            session.progress.say(f"end of the search: {cap}; the best so far goes on")
+    winner = search.best()
+    outcome = JudgeOutcome(
+        judge, winner.judge, search.objective, winner.name, [c.summary() for c in search.candidates], stopped=stopped, notes=search.notes
+    )
+    outcome.ceiling = ceiling(splits.test, judge.spec, seed=session.seed)
+    try:
+        _decide(outcome, splits, session)
+        _report(outcome, splits, session)
+    except BudgetExceeded as cap:
+        outcome.stopped = str(cap)
+    return outcome
+
+
+def _decide(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> None:
+    if outcome.compiled is outcome.baseline:
+        outcome.notes.append("nothing agreed better with people on val; the judge stays as it is")
+        return
+    with session.phase("gate"):
+        before, after = _both(outcome, splits.gate, session, "gate")
+    outcome.gate = measure_gain(outcome.objective, before.answers, after.answers, splits.gate, outcome.baseline.spec)
+    outcome.replaces = outcome.gate["low"] is not None and outcome.gate["low"] > 0
+
+
+def _report(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> None:
+    spec = outcome.baseline.spec
+    with session.phase("test"):
+        before, after = _both(outcome, splits.test, session, "test")
+    outcome.answers = {"baseline": before, "compiled": after}
+    outcome.test_baseline = agreement(before.answers, splits.test, spec)
+    outcome.test_compiled = agreement(after.answers, splits.test, spec)
+    outcome.gain = measure_gain(outcome.objective, before.answers, after.answers, splits.test, spec)
+    outcome.accuracy_gain = measure_gain("accuracy", before.answers, after.answers, splits.test, spec)
+
+
+def _both(outcome: JudgeOutcome, items: Sequence[Item], session: Session, split: str) -> tuple[Judged, Judged]:
+    before = judge_items(outcome.baseline, items, session, name=f"{split}: baseline", split=split)
+    if outcome.compiled is outcome.baseline:
+        return before, before
+    return before, judge_items(outcome.compiled, items, session, name=f"{split}: compiled", split=split)
+
+
+@dataclass
+class _Candidate:
+    name: str
+    judge: PointwiseJudge
+    score: float = -math.inf  # the objective on val
+    unscored: int = 0
+
+    def summary(self) -> dict[str, Any]:
+        return {"name": self.name, "val": self.score if math.isfinite(self.score) else None, "unscored": self.unscored}
+
+
+class _Search:
+    """Prompts first, each with and without calibration; the simplest of those that agree best on val."""
+
+    def __init__(self, judge: PointwiseJudge, splits: LabelSplits, session: Session, config: JudgeConfig) -> None:
+        self.judge, self.splits, self.session, self.config = judge, splits, session, config
+        self.objective = config.objective or objective_of(judge.spec)
+        self.candidates: list[_Candidate] = []
+        self.notes: list[str] = []
+
+    def run(self) -> None:
+        self._try("as it is", self.judge)
+        if all(c.unscored == len(self.splits.val) for c in self.candidates):
+            raise ModelError(f"none of the {len(self.splits.val)} val items got a verdict: {self._first_reason}")
+        if self.config.optimizer == "auto":
+            for name, judge in self._forms():
+                self._try(name, judge)
+        elif self.config.optimizer != "calibrate":
+            self._try(self.config.optimizer, self._proposed(self.config.optimizer))
+
+    def best(self) -> _Candidate:
+        """The candidate that agrees best on val; of those within half a hundredth the one that came first."""
+        if not self.candidates:
+            return _Candidate("as it is", self.judge)
+        top = max(c.score for c in self.candidates)
+        return next(c for c in self.candidates if c.score >= top - _SLACK)
+
+    def _forms(self) -> list[tuple[str, PointwiseJudge]]:
+        """Other ways to put the same question: letters for words, and demonstrations from people's labels."""
+        shown = self._demonstrations()
+        forms = []
+        for style in ("words", "letters"):
+            for demos in ([], shown):
+                judge = self._variant(style, demos)
+                if demos or style != self.judge.style:
+                    forms.append((f"{style}{f', {len(demos)} labelled demos' if demos else ''}", judge))
+        return forms
+
+    def _variant(self, style: str, demos: Sequence[Mapping[str, Any]]) -> PointwiseJudge:
+        judge = PointwiseJudge(**{**self.judge.config, "style": style})
+        judge.load_state(self.judge.dump_state())
+        judge.decide.demos = [dict(demo) for demo in demos] or judge.decide.demos
+        return judge
+
+    def _demonstrations(self) -> list[dict[str, Any]]:
+        """Of each label the train items on which people agree most, mixed, so that no label comes last."""
+        groups: dict[str, list[Item]] = defaultdict(list)
+        for item in sorted(self.splits.train, key=lambda item: -max(item.shares.values())):
+            groups[item.modes[0]].append(item)
+        chosen = [item for group in groups.values() for item in group[: self.config.demos]]
+        np.random.default_rng(self.session.seed).shuffle(chosen)
+        return [{**{name: fence(item.shown.get(name, "")) for name in self.judge.shows}, "verdict": item.modes[0]} for item in chosen]
+
+    def _proposed(self, name: str) -> PointwiseJudge:
+        train, val = item_tasks(self.splits.train, self.judge), item_tasks(self.splits.val[:50], self.judge)
+        self.session.know(train, "train")
+        self.session.know(val, "val")
+        proposal = Proposal(Student(copy.deepcopy(self.judge), self.session), train, val, self.session, threshold=0.5, demos=self.config.demos * 2)
+        compiled = propose(name, proposal).program
+        if not isinstance(compiled, PointwiseJudge):
+            raise ConfigError(f"{name} makes another program around the judge; take one of {[n for n in OPTIMIZERS if n not in ('knn', 'ensemble')]}")
+        return compiled
+
+    def _try(self, name: str, judge: PointwiseJudge) -> None:
+        """Judges train and val once, and keeps the judge plain and under each calibration that its readings allow."""
+        session, splits = self.session, self.splits
+        val = judge_items(judge, splits.val, session, name=f"val: {name}", split="val")
+        self._first_reason = next((reason for reason in val.reasons if reason), "")
+        self._add(name, judge, val)
+        if all(raw is None for raw in val.raw):
+            if name == "as it is":
+                self.notes.append("the model gives no probabilities, so there is nothing to calibrate")
+            return
+        train = judge_items(judge, splits.train, session, name=f"train: {name}", split="train")
+        for method in METHODS:
+            for cuts in (False, True) if len(judge.spec.scale) > 2 and judge.spec.kind != "nominal" else (False,):
+                calibrate = functools.partial(_fitted, method, cuts, spec=judge.spec, objective=self.objective, seed=session.seed)
+                calibration = calibrate([(train, splits.train)])
+                if calibration is None:
+                    continue
+                both = calibrate([(train, splits.train), (val, splits.val)])  # for the gate: all labels but gate's and test's
+                kept = copy.deepcopy(judge)
+                kept.calibration = both
+                self._add(f"{name}, {method}{' with cuts' if cuts else ''}", kept, recalibrated(val, calibration, judge))
+
+    def _add(self, name: str, judge: PointwiseJudge, val: Judged) -> None:
+        found = agreement(val.answers, self.splits.val, judge.spec, intervals=False)
+        value = found.values[self.objective]
+        self.candidates.append(_Candidate(name, judge, -math.inf if value is None else value, val.unscored))
+        if value is None:
+            self.notes.append(f"{name}: {self.objective} is undefined on val: {found.why[self.objective]}")
+        self.session.progress.say(f"  {name}: {self.objective} {'undefined' if value is None else f'{value:.3f}'} on val")
+
+
+def _fitted(
+    method: str, cuts: bool, pairs: Sequence[tuple[Judged, Sequence[Item]]], spec: JudgeSpec, objective: str, seed: int
+) -> Calibration | None:
+    rows = [(raw, item) for judged, items in pairs for raw, item in zip(judged.raw, items, strict=True) if raw is not None]
+    if not rows or len({label for _, item in rows for label in item.shares}) < 2:
+        return None
+    raw, items = [r for r, _ in rows], [item for _, item in rows]
+    found = fit(method, raw, [item.shares for item in items], seed=seed)
+    if not cuts:
+        return found
+    places = [expected_step(list(found.map(r).values()), spec) for r in raw]
+    return Calibration(found.method, found.weights, found.biases, found.curves, _cuts(places, items, spec, objective))
+
+
+def _cuts(places: Sequence[float], items: Sequence[Item], spec: JudgeSpec, objective: str) -> list[float]:
+    """Cuts between the words, one after the other moved to where the objective is best; rising throughout."""
+    tried = sorted(set(np.quantile(places, np.linspace(0.02, 0.98, _CUTS)).tolist()))
+    cuts = np.quantile(places, np.linspace(0, 1, len(spec.scale) + 1)[1:-1]).tolist()
+    shares = np.array([[item.shares.get(label, 0.0) for label in spec.scale] for item in items])
+    at, eye = np.array(places), np.eye(len(spec.scale))
+
+    def value(chosen: list[float]) -> float:
+        verdicts = np.searchsorted(chosen, at, side="right")
+        if objective == "accuracy":
+            return float(shares[np.arange(len(at)), verdicts].mean())
+        found = kappas((eye[verdicts].T @ shares)[None], quadratic=objective != "kappa")[0]  # cuts do not move a rank correlation
+        return float(found) if math.isfinite(found) else -math.inf
+
+    for _ in range(2):
+        for index in range(len(cuts)):
+            low, high = cuts[index - 1] if index else -math.inf, cuts[index + 1] if index + 1 < len(cuts) else math.inf
+            options = [[*cuts[:index], place, *cuts[index + 1 :]] for place in tried if low <= place <= high]
+            cuts = max([cuts, *options], key=value)
+    return [float(cut) for cut in cuts]

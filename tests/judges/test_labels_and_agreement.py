@@ -1,0 +1,223 @@
+"""Labels of several raters, and agreement worked out by hand and against a second implementation."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import cohen_kappa_score
+
+from assay.errors import DataError
+from assay.judges.agreement import MEASURES, Answers, _Table, agreement, brier, calibration_error, ceiling, measure_gain, objective_of
+from assay.judges.labels import Item, Rating, load_labels, make_items, split_items
+from assay.rubrics import JudgeSpec
+
+YES_NO = JudgeSpec(text="?", scale=("no", "yes"))
+THREE = JudgeSpec(text="?", scale=("bad", "fair", "good"))
+
+
+def item(number: int, *labels: str) -> Item:
+    return Item(
+        id=str(number), shown={"output": f"text {number}"}, ratings=tuple(Rating(rater=str(i), label=label) for i, label in enumerate(labels))
+    )
+
+
+def answers(*verdicts: str | None, spec: JudgeSpec = YES_NO) -> Answers:
+    return Answers(verdicts, [math.nan if v is None else float(spec.scale.index(v)) for v in verdicts])
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_ratings_of_one_item_come_together_with_their_disagreement(tmp_path: Path) -> None:
+    rows = [
+        {"item_id": "a", "output": "x", "rater": "1", "label": "Yes ", "rationale": "clear"},
+        {"item_id": "a", "output": "x", "rater": "2", "label": "no"},
+        {"item_id": "a", "output": "x", "rater": "3", "label": None},
+        {"item_id": "a", "output": "x", "rater": "2", "label": "yes"},
+        {"output": "y", "label": "no"},
+    ]
+    first, second = load_labels(write(tmp_path / "l.jsonl", rows), labels=("no", "yes"))
+    assert first.shares == {"yes": 1.0}  # the second rater's last word stands, the third said nothing
+    assert first.rationales == ["yes: clear"]
+    assert second.shares == {"no": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"output": "x", "label": "maybe"}, r"l\.jsonl:2: the label 'maybe' is not on the judge's scale"),
+        ({"label": "yes"}, r"l\.jsonl:2: a rating needs what was judged"),
+        ({"output_a": "x", "label": "yes"}, r"l\.jsonl:2: a rating needs what was judged"),
+        ({"item_id": "a", "output": "other", "label": "yes"}, r"l\.jsonl:2: item 'a' was shown with another content"),
+        ({"output": "x", "label": "yes", "split": "exam"}, r"l\.jsonl:2: the split 'exam' does not exist"),
+    ],
+)
+def test_wrong_rows_are_named_with_their_line(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+    spec = write(tmp_path / "l.jsonl", [{"item_id": "a", "output": "x", "label": "no"}, row])
+    with pytest.raises(DataError, match=message):
+        load_labels(spec, labels=("no", "yes"))
+
+
+def test_labels_without_one_label_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="none of its 1 rows has a label"):
+        load_labels(write(tmp_path / "l.jsonl", [{"output": "x", "label": ""}]), labels=("no", "yes"))
+
+
+def test_items_split_by_content_whatever_the_order_and_a_limit_keeps_the_classes_shares() -> None:
+    items = [item(n, "yes" if n % 4 == 0 else "no") for n in range(400)]
+    splits, turned = split_items(items), split_items(items[::-1])
+    assert {i.id for i in splits.test} == {i.id for i in turned.test}
+    limited = split_items(items, limits={"train": 40}).train
+    share = sum(i.modes[0] == "yes" for i in splits.train) / len(splits.train)
+    assert len(limited) == 40
+    assert sum(i.modes[0] == "yes" for i in limited) == round(40 * share)
+
+
+def test_a_content_is_in_one_split_however_often_it_comes() -> None:
+    items = [Item(id=f"{n}-{again}", shown={"output": str(n)}, ratings=(Rating(rater="1", label="yes"),)) for n in range(100) for again in range(2)]
+    splits = split_items(items)
+    assert sum(splits.sizes().values()) == 100
+
+
+def test_kappa_by_hand() -> None:
+    # judge yes yes no no, people yes no no no: agree 3/4; chance: yes 1/2 * 1/4 + no 1/2 * 3/4 = 1/2; (3/4 - 1/2) / (1/2) = 0.5
+    found = agreement(answers("yes", "yes", "no", "no"), [item(1, "yes"), item(2, "no"), item(3, "no"), item(4, "no")], YES_NO, intervals=False)
+    assert found.values["accuracy"] == 0.75
+    assert found.values["kappa"] == pytest.approx(0.5)
+
+
+def test_disagreeing_raters_are_counted_by_their_shares() -> None:
+    # judge yes on (yes, yes, no), no on (no): cells yes/yes 2/3, yes/no 1/3, no/no 1. agree (2/3 + 1) / 2 = 5/6;
+    # chance: yes 1/2 * 1/3 + no 1/2 * 2/3 = 1/2; kappa (5/6 - 1/2) / (1/2) = 2/3
+    found = agreement(answers("yes", "no"), [item(1, "yes", "yes", "no"), item(2, "no")], YES_NO, intervals=False)
+    assert found.values["kappa"] == pytest.approx(2 / 3)
+    assert found.values["accuracy"] == 1.0
+
+
+def test_quadratic_weights_forgive_neighbours_by_hand() -> None:
+    # judge bad fair good good, people bad good good fair. squared distances 0 1 0 1, mean 1/2.
+    # expected: judge (1 1 2)/4, people (1 1 2)/4 over distances |i-j|^2: sum p_i q_j d = (1*1*1 + 1*2*4 + 1*1*1 + 1*2*1 + 2*1*4 + 2*1*1) / 16 = 22/16
+    found = agreement(
+        answers("bad", "fair", "good", "good", spec=THREE),
+        [item(1, "bad"), item(2, "good"), item(3, "good"), item(4, "fair")],
+        THREE,
+        intervals=False,
+    )
+    assert found.values["weighted_kappa"] == pytest.approx(1 - (1 / 2) / (22 / 16))
+
+
+@given(st.lists(st.tuples(st.sampled_from(THREE.scale), st.sampled_from(THREE.scale)), min_size=5, max_size=60))
+@settings(deadline=None, max_examples=50)
+def test_kappa_agrees_with_a_second_implementation(pairs: list[tuple[str, str]]) -> None:
+    judge, people = zip(*pairs, strict=True)
+    found = agreement(answers(*judge, spec=THREE), [item(n, label) for n, label in enumerate(people)], THREE, intervals=False)
+    if len(set(people)) < 2:
+        assert found.values["kappa"] is None
+        return
+    assert found.values["kappa"] == pytest.approx(cohen_kappa_score(judge, people, labels=list(THREE.scale)))
+    assert found.values["weighted_kappa"] == pytest.approx(cohen_kappa_score(judge, people, labels=list(THREE.scale), weights="quadratic"))
+
+
+def test_what_is_undefined_is_said_and_is_no_number() -> None:
+    one_class = agreement(answers("yes", "no"), [item(1, "yes"), item(2, "yes")], YES_NO, intervals=False)
+    assert one_class.values["kappa"] is None
+    assert "one label only" in one_class.why["kappa"]
+    nominal = JudgeSpec(text="?", scale=("red", "green"), kind="nominal")
+    unordered = agreement(answers("red", "green", spec=nominal), [item(1, "red"), item(2, "green")], nominal, intervals=False)
+    assert unordered.values["weighted_kappa"] is None
+    assert unordered.why["spearman"] == "the scale has no order"
+    nothing = agreement(answers(None, None), [item(1, "yes"), item(2, "no")], YES_NO)
+    assert (nothing.n, nothing.unscored) == (0, 2)
+    assert set(nothing.values.values()) == {None}
+
+
+def test_a_constant_judge_has_kappa_0_and_a_perfect_one_1() -> None:
+    items = [item(n, "yes" if n % 2 else "no") for n in range(40)]
+    constant = agreement(answers(*["yes"] * 40), items, YES_NO)
+    assert constant.values["kappa"] == 0.0
+    perfect = agreement(answers(*[i.modes[0] for i in items]), items, YES_NO)
+    assert [perfect.values[name] for name in ("accuracy", "kappa", "alpha")] == [1.0, 1.0, 1.0]
+    assert perfect.intervals["kappa"] == (1.0, 1.0)
+
+
+def test_no_interval_is_claimed_for_a_handful_of_items() -> None:
+    items = [item(n, "yes" if n % 2 else "no") for n in range(10)]
+    found = agreement(answers(*[i.modes[0] for i in items]), items, YES_NO)
+    assert set(found.intervals.values()) == {None}
+    gain = measure_gain("kappa", answers(*["yes"] * 10), answers(*[i.modes[0] for i in items]), items, YES_NO)
+    assert (gain["mean"], gain["low"]) == (1.0, None)
+
+
+def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
+    rng, held = np.random.default_rng(0), 0
+    for _ in range(60):  # a judge that is right 3 times of 4 on balanced labels: kappa 0.5
+        truth = rng.integers(0, 2, 100)
+        verdict = np.where(rng.random(100) < 0.75, truth, 1 - truth)
+        found = agreement(answers(*[YES_NO.scale[v] for v in verdict]), [item(n, YES_NO.scale[t]) for n, t in enumerate(truth)], YES_NO)
+        low, high = found.intervals["kappa"] or (0, 0)
+        held += low <= 0.5 <= high
+    assert held >= 52  # 95 % of 60 is 57
+
+
+def test_the_ceiling_is_one_rater_against_the_others() -> None:
+    agreed = [item(n, *["yes" if n % 2 else "no"] * 3) for n in range(30)]
+    assert ceiling(agreed, YES_NO).values["kappa"] == 1.0
+    alone = ceiling([item(1, "yes")], YES_NO)
+    assert alone.values["kappa"] is None
+    assert alone.why["kappa"] == "no item has two raters"
+
+
+def test_a_gain_is_paired_over_what_both_judged() -> None:
+    items = [item(n, "yes" if n % 2 else "no") for n in range(60)]
+    right = [i.modes[0] for i in items]
+    gain = measure_gain("accuracy", answers(*(["yes"] * 58 + [None, None])), answers(*right), items, YES_NO)
+    assert gain["n"] == 58
+    assert gain["mean"] == pytest.approx(0.5)
+    assert gain["low"] > 0.3
+
+
+def test_brier_and_calibration_error_by_hand() -> None:
+    given_ = Answers(["yes", "no"], [1, 0], [{"no": 0.2, "yes": 0.8}, {"no": 0.6, "yes": 0.4}])
+    items = [item(1, "yes"), item(2, "yes")]
+    # (0.2^2 + 0.2^2 + 0.6^2 + 0.6^2) / 2 = 0.4; bins: 0.8 against 1 and 0.6 against 0: (0.2 + 0.6) / 2 = 0.4
+    assert brier(given_, items, YES_NO) == pytest.approx(0.4)
+    error, points = calibration_error(given_, items)
+    assert error == pytest.approx(0.4)
+    assert len(points) == 2
+    assert calibration_error(answers("yes"), [item(1, "yes")]) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("spec", "objective"),
+    [(YES_NO, "kappa"), (THREE, "weighted_kappa"), (JudgeSpec(text="?", scale=("1", "2", "10"), kind="numeric"), "spearman"),
+     (JudgeSpec(text="?", scale=("a", "b", "c"), kind="nominal"), "kappa")],
+)  # fmt: skip
+def test_the_objective_follows_the_scale(spec: JudgeSpec, objective: str) -> None:
+    assert objective_of(spec) == objective
+
+
+def test_rows_at_hand_make_items() -> None:
+    assert make_items([("row 1", {"output_a": "x", "output_b": "y", "label": "no"})], labels=("no", "yes"))[0].shown == {
+        "output_a": "x",
+        "output_b": "y",
+    }
+
+
+@pytest.mark.parametrize("kind", ["nominal", "ordinal", "numeric"])
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=20, max_size=40))
+@settings(deadline=None, max_examples=20)
+def test_what_is_resampled_is_what_the_libraries_measure(kind: str, pairs: list[tuple[int, int]]) -> None:
+    spec = JudgeSpec(text="?", scale=("1", "2", "4"), kind=kind)
+    judge, people = zip(*pairs, strict=True)
+    table = _Table(answers(*[spec.scale[i] for i in judge], spec=spec), [item(n, spec.scale[i]) for n, i in enumerate(people)], spec)
+    for name in MEASURES:
+        value, _ = table.measure(name)
+        if value is not None:
+            assert table.resampled(name, np.arange(len(pairs))[None])[0] == pytest.approx(value), name

@@ -1,0 +1,226 @@
+"""Compiling a judge against people: a model that leans, labels that disagree, undefined measures, caps, artifacts."""
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+
+import assay
+from assay.errors import ConfigError, DataError, ModelError
+from assay.judges import PointwiseJudge
+from assay.rubrics import Criterion, JudgeSpec, Rubric
+from assay.testing import scripted_lm
+
+SCALE = "negative,neutral,positive"
+WORDS = {"negative": "awful", "neutral": "plain", "positive": "lovely"}
+
+
+def labels_file(path: Path, *, count: int = 300, raters: int = 3, noise: float = 0.1) -> str:
+    """Items whose text says its class, rated by people who slip now and then."""
+    rng, scale = random.Random(0), SCALE.split(",")
+    with path.open("w") as file:
+        for number in range(count):
+            truth = scale[number % 3]
+            for rater in range(raters):
+                said = rng.choice(scale) if rng.random() < noise else truth
+                row = {
+                    "item_id": str(number),
+                    "output": f"{WORDS[truth]} thing {number}",
+                    "rater": f"r{rater}",
+                    "label": said,
+                    "rationale": f"it says {WORDS[truth]}",
+                }
+                file.write(json.dumps(row) + "\n")
+    return str(path)
+
+
+def leaning(request: Any) -> Any:
+    """A model that knows, but says positive almost always: only its probabilities tell."""
+    text = request.messages[-1].text or ""
+    truth = next((label for label, word in WORDS.items() if word in text), "neutral")
+    if not request.config.logprobs:
+        return json.dumps(
+            {
+                "verdict": "positive",
+                "reasoning": "r",
+                "proposed_instruction": "Judge the mood.",
+                "proposed_prefix_for_output_field": "Verdict:",
+                "natural_language_rules": "rule",
+            }
+        )
+    odds = {"negative": 0.05, "neutral": 0.1, "positive": 0.5}
+    odds[truth] += 0.2
+    return {
+        (chr(ord("A") + SCALE.split(",").index(k)) if "one letter" in (request.system or str(request.messages[0].text)) else k): v
+        for k, v in odds.items()
+    }
+
+
+def compiled(tmp_path: Path, script: Any = leaning, *, logprobs: bool = True, **options: Any) -> Any:
+    labels = options.pop("labels", None) or labels_file(tmp_path / "labels.jsonl")
+    options = {"scale": SCALE.split(","), "sizes": {"train": 36, "val": 30, "gate": 30, "test": 30}, "store": tmp_path / ".assay" / "a.db", **options}
+    judge = options.pop("judge", "What is the mood of the text?")
+    if not isinstance(judge, str):
+        options.pop("scale")
+    return assay.compile_judge(judge, labels=labels, lm=scripted_lm(script, logprobs=logprobs), **options)
+
+
+def test_a_judge_that_leans_is_set_right_by_calibration(tmp_path: Path) -> None:
+    report = compiled(tmp_path)
+    data = report.to_dict()
+    assert data["objective"] == "weighted_kappa"
+    assert data["test"]["baseline"]["accuracy"] < 0.5
+    assert data["test"]["compiled"]["accuracy"] > 0.95
+    assert data["test"]["gain"]["low"] > 0
+    assert data["replaces"]
+    assert 0.4 < data["ceiling"]["weighted_kappa"] <= 1
+    assert data["card"]["test_retest"] == 1.0
+    assert data["card"]["confusion"]["labels"] == SCALE.split(",")
+    assert data["card"]["coverage"] == 1.0
+    assert json.loads((report.artifact / "card.json").read_text())["objective"] == "weighted_kappa"
+    assert (report.artifact / "card.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_artifact_is_the_judge_that_was_measured(tmp_path: Path) -> None:
+    report = compiled(tmp_path)
+    loaded = assay.load_judge(report.artifact)
+    with dspy.context(lm=scripted_lm(leaning, logprobs=True)):
+        assert [loaded(output=f"{word} thing").verdict for word in WORDS.values()] == SCALE.split(",")
+        assert loaded(output="awful thing").probabilities == pytest.approx(report.judge(output="awful thing").probabilities)
+
+
+def test_a_rubric_uses_a_compiled_judge(tmp_path: Path) -> None:
+    report = compiled(tmp_path)
+    (tmp_path / "r.yaml").write_text(f"name: r\ncriteria:\n- {{name: mood, judge: {{use: {report.artifact}}}}}\n")
+    lm = scripted_lm(leaning, logprobs=True)
+    rubric = assay.load_rubric(tmp_path / "r.yaml", judge_lm=lm)
+    good, bad = (rubric.score({"question": "?"}, {"answer": f"{word} thing"}).value for word in ("lovely", "awful"))
+    assert good > 0.7 > 0.4 > bad
+
+
+def test_the_sealed_items_are_judged_only_at_the_end(tmp_path: Path) -> None:
+    report = compiled(tmp_path)
+    with assay.Store(tmp_path / ".assay" / "a.db") as store:
+        sealed = list(store.rollouts(split="test"))
+        assert {rollout.phase for rollout in sealed} == {"test"}
+        assert len({rollout.task_id for rollout in sealed}) == report.sizes["test"]
+        tested = {rollout.task_id for rollout in sealed}
+        assert not tested & {rollout.task_id for rollout in store.rollouts() if rollout.split != "test"}
+
+
+def test_a_model_without_probabilities_is_compiled_by_its_words(tmp_path: Path) -> None:
+    def learns(request: Any) -> str:
+        text = request.messages[-1].text or ""
+        truth = next((label for label, word in WORDS.items() if word in text), "neutral")
+        return json.dumps({"verdict": truth if len(request.messages) > 3 else "positive"})
+
+    data = compiled(tmp_path, learns, logprobs=False).to_dict()
+    assert "demos" in data["winner"]
+    assert data["test"]["compiled"]["accuracy"] > 0.9
+    assert data["card"]["calibration_error"] is None
+    assert any("no probabilities" in note for note in data["notes"])
+
+
+@pytest.mark.parametrize("optimizer", ["calibrate", "labeled", "bootstrap", "copro", "gepa", "simba"])
+def test_other_optimizers_by_name(tmp_path: Path, optimizer: str) -> None:
+    sizes = {"train": 18, "val": 20, "gate": 20, "test": 20}
+    data = compiled(tmp_path, optimizer=optimizer, sizes=sizes).to_dict()
+    assert data["test"]["compiled"]["n"] == 20
+    assert data["test"]["compiled"]["weighted_kappa"] > 0.8
+
+
+def test_the_raters_reasons_reach_a_reflecting_optimizer(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def listening(request: Any) -> Any:
+        asked.append(" ".join(str(message.text) for message in request.messages))
+        return leaning(request)
+
+    compiled(tmp_path, listening, optimizer="gepa", sizes={"train": 18, "val": 20, "gate": 20, "test": 20})
+    assert any("Their reasons:" in text and "it says awful" in text for text in asked)
+
+
+def test_one_class_of_labels_says_that_kappa_is_undefined(tmp_path: Path) -> None:
+    path = tmp_path / "one.jsonl"
+    path.write_text("".join(json.dumps({"output": f"thing {n}", "rater": "1", "label": "positive"}) + "\n" for n in range(120)))
+    data = compiled(tmp_path, labels=str(path)).to_dict()
+    assert data["test"]["compiled"]["weighted_kappa"] is None
+    assert "one label only" in data["test"]["compiled"]["undefined"]["weighted_kappa"]
+    assert data["replaces"] is False
+    assert data["ceiling"]["undefined"]["kappa"] == "no item has two raters"
+
+
+def test_verdicts_that_fail_now_and_then_are_counted_and_left_out(tmp_path: Path) -> None:
+    count = [0]
+
+    def stumbling(request: Any) -> Any:
+        count[0] += 1
+        return dspy.lm15.ServerError("busy") if count[0] % 3 == 0 else leaning(request)
+
+    data = compiled(tmp_path, stumbling, sizes={"train": 36, "val": 24, "gate": 24, "test": 40}).to_dict()
+    assert 0 < data["test"]["compiled"]["unscored"] < 25  # most that failed for the baseline are asked again
+    assert data["test"]["compiled"]["n"] + data["test"]["compiled"]["unscored"] == 40
+
+
+def test_a_dead_model_ends_early_and_says_why(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"none of the 20 val items got a verdict.*down"):
+        compiled(tmp_path, lambda request: dspy.lm15.ServerError("down"), sizes={"val": 20})
+
+
+def test_a_cap_keeps_the_best_so_far_and_resumes(tmp_path: Path) -> None:
+    sizes = {"train": 40, "val": 30, "gate": 24, "test": 24}
+    stopped = compiled(tmp_path, sizes=sizes, max_calls=100).to_dict()
+    assert stopped["stopped"] is not None
+    assert stopped["calls"] == 100
+    resumed = compiled(tmp_path, sizes=sizes, resume=True).to_dict()
+    assert resumed["stopped"] is None
+    assert resumed["test"]["compiled"]["n"] == 24
+    assert resumed["cached"] > 50
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"scale": ["bad", "good"]}, DataError, "not on the judge's scale"),
+        ({"shows": ["picture"]}, ConfigError, "no item has 'picture'"),
+        ({"judge": "helpful"}, Exception, "no judge is called 'helpful'"),
+        ({"objective": "beauty"}, ConfigError, "objective='beauty' must be one of"),
+        ({"optimizer": "bootstrp"}, ConfigError, "no optimizer is called"),
+        ({"optimizer": "knn", "sizes": {"train": 9, "val": 9}}, ConfigError, "makes another program around the judge"),
+    ],
+)
+def test_wrong_settings_are_refused_with_what_would_be_right(tmp_path: Path, options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        compiled(tmp_path, **options)
+
+
+def test_a_judge_file_is_checked_whole_with_lines(tmp_path: Path) -> None:
+    (tmp_path / "j.yaml").write_text("text: Which mood?\nscale: [negative, neutral, positive]\nshow: [output]\n")
+    with pytest.raises(assay.AssayError, match=r"j\.yaml:3: unknown key 'show'.*Did you mean 'shows'"):
+        assay.load_judge(tmp_path / "j.yaml")
+    (tmp_path / "j.yaml").write_text("text: Which mood?\nscale: [negative, neutral, positive]\nshows: [output]\nanchors: {negative: unkind}\n")
+    judge = assay.load_judge(tmp_path / "j.yaml")
+    assert judge.labels == ("negative", "neutral", "positive")
+    assert "'negative' means: unkind" in judge.decide.signature.instructions
+
+
+def test_a_judge_of_ones_own_module(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from assay.judges import PointwiseJudge\nmood = PointwiseJudge('Is it kind?', shows=('output',))\nnumber = 4\n"
+    )
+    assert assay.load_judge(f"{tmp_path}/mine.py:mood").labels == ("no", "yes")
+    with pytest.raises(assay.AssayError, match=r"is a int, not a (judge|callable)"):
+        assay.load_judge(f"{tmp_path}/mine.py:number")
+
+
+def test_step_grades_of_a_numeric_scale_are_expected_numbers() -> None:
+    judge = PointwiseJudge(JudgeSpec(text="How many stars?", scale=("1", "2", "5"), kind="numeric"), shows=("output",))
+    with dspy.context(lm=scripted_lm(lambda request: {"1": 0.5, "5": 0.5}, logprobs=True)):
+        assert judge(output="x").value == pytest.approx(0.5)  # 1 is 0, 5 is 1
+    assert math.isclose(judge.spec.grade("2"), 0.25)
+    rubric = Rubric("r", [Criterion(name="stars", judge=judge.spec)])
+    assert rubric.needs_judge
