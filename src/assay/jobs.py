@@ -4,6 +4,8 @@ import functools
 import hashlib
 import json
 import logging
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -211,13 +213,39 @@ def open_run(
                 run_id, home / "runs" / run_id, opened, recorder, meter, model, functools.partial(get_lm, seed=config.seed, **shared), reflection,
                 config.threads or model.recording.backend.concurrency,
             )  # fmt: skip
-            yield run
+            with _cancelled_by_signals(meter):
+                yield run
             status = run.status
         except (Cancelled, KeyboardInterrupt, BudgetExceeded):
             status = "stopped"
             raise
         finally:
             opened.put_run(run_id, kind=config.kind, config=asdict(config), status=status, started_at=started, unseen=recorder.unseen)
+
+
+@contextmanager
+def _cancelled_by_signals(meter: Meter) -> Iterator[None]:
+    """Ctrl-C and SIGTERM also cancel the meter: threads that are at work end at their next call to a model, so that whoever
+    waits for them, DSPy's own pools included, does not wait for all that they still had to do."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: dict[int, Any] = {}
+
+    def cancel(number: int, frame: Any) -> None:
+        meter.cancel()
+        if callable(before[number]):
+            before[number](number, frame)
+        else:
+            raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before[number] = signal.signal(number, cancel)
+    try:
+        yield
+    finally:
+        for caught in before:
+            signal.signal(caught, before[caught])
 
 
 @contextmanager

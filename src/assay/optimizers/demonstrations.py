@@ -202,7 +202,12 @@ def _run_batch(variant: Variant, batch: Sequence[tuple[Task, int]], session: Ses
         return prediction, steps
 
     with ThreadPoolExecutor(max_workers=max(1, session.threads)) as pool:
-        return list(pool.map(one, batch))
+        futures = [pool.submit(one, item) for item in batch]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def shape(text: Any) -> str:

@@ -152,7 +152,7 @@ def judge_items(judge: PointwiseJudge, items: Sequence[Item], session: Session, 
                 future.result()
                 advance(1)
         except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)  # those at work end at their next call
             raise
     return _collected(parts, judge.spec)
 
