@@ -276,14 +276,14 @@ def test_a_judge_that_answers_nonsense_is_no_score(tmp_path: Path) -> None:
     )
 
     def script(request: Any) -> str:
-        return "blah blah" if "Judge the output" in str(request) else student_of_examples(request)
+        return "blah blah" if "material to judge" in str(request) else student_of_examples(request)
 
     report = assay.evaluate(
         "math_qa", rubric="r.yaml", data=DATA, lm=scripted_lm(script, price_usd=0.01), sizes={"val": 4}, parameters={"tool_usage_threshold": 0}
     )
     data = report.to_dict()["result"]
     judged = [result.cost_usd for result in report.evaluation.results.values()]
-    assert all(cost >= 0.02 for cost in judged)  # asked twice, and paid for though nothing could be read
+    assert all(cost == 0.01 for cost in judged)  # paid for, though nothing could be read
     assert data["criteria"] == {"right": 1.0, "nice": None}
     assert data["score"] == 1.0
 
