@@ -20,7 +20,8 @@ from assay.datasets import SPLITS, Splits, load_splits
 from assay.deployment import Artifact, load_artifact
 from assay.deployment.artifact import is_artifact
 from assay.errors import BudgetExceeded, Cancelled, ConfigError
-from assay.judges import PointwiseJudge, resolver
+from assay.judges import Judge, resolver
+from assay.judges.loading import AnyJudge
 from assay.judges.loading import load_judge as read_judge
 from assay.models import Caps, LanguageModel, Meter, ResponseCache, get_lm, with_recording
 from assay.optimizers import Progress, Session, Student
@@ -101,14 +102,14 @@ def load_rubric(source: str | Path | Rubric, *, judge_lm: dspy.LM | None = None)
     return rubric.with_resolver(resolver(judge_lm, load_judge)) if judge_lm is not None and rubric.resolver is None else rubric
 
 
-def load_judge(source: str | Path, **spec: Any) -> PointwiseJudge:
+def load_judge(source: str | Path, **spec: Any) -> AnyJudge:
     """A judge: a compiled one from its artifact's folder, or one as in `assay.judges.loading.load_judge`."""
     if not is_artifact(source):
-        return read_judge(source, **spec)
+        return read_judge(source, find=load_judge, **spec)
     if spec:
         raise ConfigError(f"{source} is a compiled judge with its own {', '.join(sorted(spec))}")
     program = load_artifact(source).program
-    if not isinstance(program, PointwiseJudge):
+    if not isinstance(program, Judge):
         raise ConfigError(f"{source} is an artifact of {type(program).__name__}, not of a judge")
     return program
 

@@ -149,7 +149,7 @@ def test_long_text_keeps_head_and_tail() -> None:
     [
         (lambda: PointwiseJudge(GOOD, reading="telepathy"), "reading='telepathy' must be one of"),
         (lambda: PointwiseJudge(GOOD, style="runes"), "style='runes' must be one of"),
-        (lambda: PointwiseJudge(GOOD, samples=0), "at least one sample"),
+        (lambda: PointwiseJudge(GOOD, samples=0), "samples=0 must be"),
         (lambda: PointwiseJudge(GOOD, shows=[]), "names of what it sees"),
         (lambda: Calibration("magic"), "method='magic' must be one of"),
     ],

@@ -283,7 +283,7 @@ def test_a_judge_that_answers_nonsense_is_no_score(tmp_path: Path) -> None:
     )
     data = report.to_dict()["result"]
     judged = [result.cost_usd for result in report.evaluation.results.values()]
-    assert all(cost == 0.01 for cost in judged)  # paid for, though nothing could be read
+    assert all(cost == 0.02 for cost in judged)  # asked twice, and paid for though nothing could be read
     assert data["criteria"] == {"right": 1.0, "nice": None}
     assert data["score"] == 1.0
 

@@ -12,7 +12,7 @@ from typing import Any
 import dspy
 
 from assay.errors import ArtifactError, ProgramError
-from assay.judges import PointwiseJudge
+from assay.judges import Judge
 from assay.programs import Agent, AgentParameters, program_state, restore_program
 from assay.programs.compose import Configured, EnsembleProgram, NearestDemos, is_agent
 
@@ -57,7 +57,7 @@ def save_artifact(folder: Path, program: dspy.Module, manifest: dict[str, Any], 
     inner = program
     while isinstance(inner, NearestDemos | EnsembleProgram):
         inner = inner.program if isinstance(inner, NearestDemos) else inner.members[0]
-    config = inner.config if isinstance(inner, Agent | PointwiseJudge) else {}
+    config = inner.config if isinstance(inner, Agent | Judge) else {}
     texts = {
         "program.json": json.dumps(program_state(program), indent=1, ensure_ascii=False, default=str),
         "splits.json": json.dumps(splits),

@@ -1,8 +1,31 @@
 """Who decides where code cannot: model-based judges, how they are read and calibrated, and how far they agree with people."""
 
+from assay.judges.base import Judge
 from assay.judges.calibration import Calibration
 from assay.judges.deciding import resolver
 from assay.judges.labels import Item, LabelSplits, Rating, load_labels, split_items
+from assay.judges.listwise import ListwiseJudge
+from assay.judges.pairwise import PAIR_SCALE, PairwiseJudge
+from assay.judges.panel import Cascade, Jury, reliability_weights
 from assay.judges.pointwise import PointwiseJudge
+from assay.judges.ranking import bradley_terry, win_rates
 
-__all__ = ["Calibration", "Item", "LabelSplits", "PointwiseJudge", "Rating", "load_labels", "resolver", "split_items"]
+__all__ = [
+    "PAIR_SCALE",
+    "Calibration",
+    "Cascade",
+    "Item",
+    "Judge",
+    "Jury",
+    "LabelSplits",
+    "ListwiseJudge",
+    "PairwiseJudge",
+    "PointwiseJudge",
+    "Rating",
+    "bradley_terry",
+    "load_labels",
+    "reliability_weights",
+    "resolver",
+    "split_items",
+    "win_rates",
+]

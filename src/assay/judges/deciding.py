@@ -1,40 +1,60 @@
 """Judges as the deciders of a rubric's criteria."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, Literal
 
 import dspy
 
 from assay.datasets import Task
 from assay.errors import RubricError
-from assay.judges.loading import load_judge
+from assay.judges.base import Judge
+from assay.judges.listwise import ListwiseJudge
+from assay.judges.loading import AnyJudge, load_judge
+from assay.judges.pairwise import PairwiseJudge
 from assay.judges.pointwise import PointwiseJudge
-from assay.rubrics import Criterion, Grade, NoGrade
+from assay.judges.ranking import bradley_terry, pairings, win_rates
+from assay.judges.reading import GUARD, fence
+from assay.rubrics import Criterion, Grade, JudgeSpec, NoGrade
 from assay.rubrics.rubric import Resolver
 from assay.traces import Rollout
 from assay.traces.recorder import aside
 
-__all__ = ["JudgeDecider", "resolver"]
+__all__ = ["GroupDecider", "JudgeDecider", "resolver"]
 
 
-class JudgeDecider:
-    """Grades one criterion by a judge. Its calls are a rollout of their own, of the task it judges, and counted like any other.
+class _Asking:
+    """A model that judges. Its calls are a rollout of their own, of the task it judges, and counted like any other."""
+
+    def __init__(self, judge: Any, lm: dspy.LM, named: str) -> None:
+        self.judge, self.lm, self.named = judge, lm, named
+
+    def asking(self, task: Task, given: Mapping[str, Any], rollout: Rollout | None) -> tuple[AbstractContextManager[Any], Rollout]:
+        own = Rollout(
+            task_id=task.id, task_type=task.task_type, group_id=task.id, source="judge", program=self.named[:200],
+            split=rollout.split if rollout else "", inputs=dict(given),
+        )  # fmt: skip
+        stack = ExitStack()
+        stack.enter_context(dspy.context(lm=self.lm, trace=[]))
+        stack.enter_context(aside(own))
+        return stack, own
+
+
+class JudgeDecider(_Asking):
+    """Grades one criterion by a judge of one output.
 
     Args:
         lm: the model that judges.
     """
 
-    def __init__(self, judge: PointwiseJudge, lm: dspy.LM) -> None:
-        self.judge, self.lm = judge, lm
+    def __init__(self, judge: Judge, lm: dspy.LM) -> None:
+        super().__init__(judge, lm, judge.spec.text)
 
     def __call__(self, task: Task, prediction: dict[str, Any], rollout: Rollout | None, **_: Any) -> Grade:
-        seen = {"task_input": _one(task.inputs), "output": _one({k: v for k, v in prediction.items() if k != "steps"})}
+        seen = {"task_input": _one(task.inputs), "output": _output(prediction)}
         given = {name: seen.get(name, task.inputs.get(name, prediction.get(name, ""))) for name in self.judge.shows}
-        own = Rollout(
-            task_id=task.id, task_type=task.task_type, group_id=task.id, source="judge", program=self.judge.spec.text[:200],
-            split=rollout.split if rollout else "", inputs=given,
-        )  # fmt: skip
-        with dspy.context(lm=self.lm, trace=[]), aside(own):
+        context, own = self.asking(task, given, rollout)
+        with context:
             found = self.judge(**given)
             own.prediction = {key: found[key] for key in ("verdict", "confidence", "value")}
         if found.value is None:
@@ -43,24 +63,112 @@ class JudgeDecider:
         return Grade(value=found.value, label=found.verdict, confidence=found.confidence, reason=said)
 
 
+class GroupDecider(_Asking):
+    """Grades one criterion by a judge that compares: each output's grade is the mean probability of being preferred to
+    another of its group (by Bradley-Terry where pairs are judged), or its grade on the scale where a list is graded."""
+
+    def __init__(self, judge: PairwiseJudge | ListwiseJudge, lm: dspy.LM) -> None:
+        super().__init__(judge, lm, judge.spec.text)
+
+    def __call__(self, task: Task, prediction: dict[str, Any], rollout: Rollout | None, **_: Any) -> Grade:
+        raise NoGrade("this judge compares outputs of one task: score them together with score_group")
+
+    def grade_group(self, task: Task, predictions: Sequence[dict[str, Any]], rollouts: Sequence[Rollout | None]) -> list[Grade | NoGrade]:
+        """A grade for each prediction, in order, or why it has none."""
+        outputs = [_output(prediction) for prediction in predictions]
+        context, own = self.asking(task, {"task_input": _one(task.inputs), "outputs": outputs}, next((r for r in rollouts if r), None))
+        with context:
+            values = (self._by_pairs if isinstance(self.judge, PairwiseJudge) else self._by_list)(task, outputs)
+            own.prediction = {"values": {str(index): value for index, value in values.items() if not isinstance(value, NoGrade)}}
+        said = f"Compared with the others by: {self.judge.spec.text}"
+        missing = NoGrade("the judge's answers named no grade for this output")
+        found = [values.get(index, missing) for index in range(len(outputs))]
+        return [value if isinstance(value, NoGrade) else Grade(value=value, reason=said) for value in found]
+
+    def _by_list(self, task: Task, outputs: Sequence[Any]) -> dict[int, Any]:
+        return dict(self.judge(task_input=_one(task.inputs), outputs=dict(enumerate(outputs))).grades)
+
+    def _by_pairs(self, task: Task, outputs: Sequence[Any]) -> dict[int, Any]:
+        judge, compared, reasons = self.judge, [], []
+        for a, b in pairings(len(outputs)):
+            seen = {"task_input": _one(task.inputs), "output_a": outputs[a], "output_b": outputs[b]}
+            try:
+                found = judge(**{name: seen.get(name, task.inputs.get(name, "")) for name in judge.shows})
+            except NoGrade as error:
+                reasons.append(error)
+                continue
+            compared.append((a, b, 1 - judge.spec.grade(found.verdict)))
+        strengths = bradley_terry(compared)
+        values: dict[int, Any] = dict(zip(strengths, win_rates(list(strengths.values())), strict=True))
+        return {index: values.get(index, reasons[0] if reasons else NoGrade("nothing to compare with")) for index in range(len(outputs))}
+
+
+class Together(_Asking):
+    """Decides all judge criteria in one call, with a verdict for each by its name."""
+
+    def __init__(self, criteria: Sequence[Criterion], lm: dspy.LM) -> None:
+        super().__init__(None, lm, "all criteria in one call")
+        self.specs = {c.name: c.judge for c in criteria if c.judge is not None}
+        if using := [name for name, spec in self.specs.items() if spec.use]:
+            raise RubricError(f"criteria {using} use judges of their own, which are asked one by one; judging: each goes with them")
+        asked = " ".join(f"{name}: {spec.text} {_meanings(spec)}" for name, spec in self.specs.items())
+        fields: dict[str, Any] = {"task_input": (str, dspy.InputField()), "output": (str, dspy.InputField())}
+        fields |= {name: (Literal[spec.scale], dspy.OutputField()) for name, spec in self.specs.items()}
+        self.judge = dspy.Predict(dspy.Signature(fields, f"Decide each of these by itself. {asked}{GUARD}"))
+
+    def grade_all(self, task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> dict[str, Grade | NoGrade]:
+        """A grade for each criterion by name, or why it has none; one call."""
+        given = {"task_input": fence(_one(task.inputs)), "output": fence(_output(prediction))}
+        context, own = self.asking(task, given, rollout)
+        with context, dspy.context(adapter=dspy.JSONAdapter()):
+            found = self.judge(**given)
+            own.prediction = {name: found.get(name) for name in self.specs}
+        return {name: self._grade(name, spec, found.get(name)) for name, spec in self.specs.items()}
+
+    @staticmethod
+    def _grade(name: str, spec: JudgeSpec, verdict: Any) -> Grade | NoGrade:
+        if verdict not in spec.scale:
+            return NoGrade(f"the judge answered {verdict!r} for {name}, not one of {list(spec.scale)}")
+        return Grade(value=spec.grade(verdict), label=verdict, reason=f"The judge said {verdict!r} to: {spec.text}")
+
+
+def _meanings(spec: JudgeSpec) -> str:
+    return "".join(f"{word!r} means: {meaning} " for word, meaning in spec.anchors.items())
+
+
+def _output(prediction: Mapping[str, Any]) -> Any:
+    return _one({k: v for k, v in prediction.items() if k != "steps"})
+
+
 def _one(fields: Any) -> Any:
     """The value of a single field, else all by name: what people would be shown."""
     values = {key: value for key, value in dict(fields).items() if value not in (None, "")}
     return next(iter(values.values())) if len(values) == 1 else values
 
 
-def resolver(lm: dspy.LM, find: Callable[[str], PointwiseJudge] = load_judge) -> Resolver:
+class _Resolver:
+    """See `resolver`."""
+
+    def __init__(self, lm: dspy.LM, find: Callable[[str], AnyJudge]) -> None:
+        self.lm, self.find = lm, find
+
+    def __call__(self, criterion: Criterion) -> JudgeDecider | GroupDecider:
+        assert criterion.judge is not None
+        judge = self.find(criterion.judge.use) if criterion.judge.use else PointwiseJudge(criterion.judge)
+        if isinstance(judge, PairwiseJudge | ListwiseJudge):
+            return GroupDecider(judge, self.lm)
+        if not judge.spec.graded:
+            raise RubricError(f"criterion {criterion.name!r}: its judge's scale is nominal; say what each word is worth in grades")
+        return JudgeDecider(judge, self.lm)
+
+    def together(self, criteria: Sequence[Criterion]) -> Together:
+        return Together(criteria, self.lm)
+
+
+def resolver(lm: dspy.LM, find: Callable[[str], AnyJudge] = load_judge) -> Resolver:
     """Makes a rubric's judge criteria decidable by `lm`.
 
     Args:
         find: gives the judge that a criterion uses from elsewhere, by its file or folder.
     """
-
-    def resolve(criterion: Criterion) -> JudgeDecider:
-        assert criterion.judge is not None
-        judge = find(criterion.judge.use) if criterion.judge.use else PointwiseJudge(criterion.judge)
-        if not judge.spec.graded:
-            raise RubricError(f"criterion {criterion.name!r}: its judge's scale is nominal; say what each word is worth in grades")
-        return JudgeDecider(judge, lm)
-
-    return resolve
+    return _Resolver(lm, find)

@@ -1,30 +1,58 @@
 """Judges by name: a YAML file, `path.py:NAME` or `package.module:NAME`, or one sentence that says what to judge."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from assay.errors import RubricError
+import pydantic
+
+from assay.errors import AssayError, ConfigError, RubricError
+from assay.judges.base import Judge
+from assay.judges.listwise import ListwiseJudge
+from assay.judges.pairwise import PAIR_SCALE, PairwiseJudge
+from assay.judges.panel import Cascade, Jury
 from assay.judges.pointwise import PointwiseJudge
 from assay.rubrics import JudgeSpec
-from assay.rubrics.loading import JudgeFile, import_check, parse_yaml
+from assay.rubrics.loading import JudgeFile, StrictModel, import_check, parse_yaml
 
-__all__ = ["load_judge"]
+__all__ = ["AnyJudge", "load_judge"]
+
+AnyJudge = Judge | ListwiseJudge
+Find = Callable[[str], AnyJudge]
+
+
+class _JuryFile(StrictModel):
+    members: list[str] = pydantic.Field(min_length=1)
+    how: Literal["majority", "median", "mean"] = "majority"
+    weights: list[float] = []
+
+
+class _CascadeFile(StrictModel):
+    first: str
+    second: str
+    least: float = pydantic.Field(0.7, ge=0, le=1)
 
 
 class _JudgeDefinition(JudgeFile):
     name: str = "judge"
-    shows: list[str] = ["task_input", "output"]
+    compare: Literal["alone", "pairs", "list"] = "alone"
+    shows: list[str] = []
     reading: Literal["auto", "probabilities", "text"] = "auto"
     style: Literal["words", "letters"] = "words"
     reasoning: bool = False
     samples: int = 1
+    orders: int = 4
+    model: str | None = None
+    jury: _JuryFile | None = None
+    cascade: _CascadeFile | None = None
 
 
-def load_judge(source: str | Path, **spec: Any) -> PointwiseJudge:
+def load_judge(source: str | Path, *, find: Find | None = None, **spec: Any) -> AnyJudge:
     """A judge that is not compiled yet.
 
     Args:
         source: a `.yaml` file, `file.py:NAME` or `package.module:NAME` of a judge or a class of one, or a sentence.
+        find: gives the members of a jury or cascade by their paths; this function where None.
         spec: fields of a `JudgeSpec` (`scale`, `kind`, `anchors`) for a sentence.
     Raises:
         RubricError: the file is wrong (with its line), it is no judge, or fields are given for one that has its own.
@@ -34,11 +62,11 @@ def load_judge(source: str | Path, **spec: Any) -> PointwiseJudge:
     if path.suffix.lower() in (".yaml", ".yml"):
         if spec:
             raise RubricError(f"{text} has its own {', '.join(sorted(spec))}; change them there")
-        return _from_yaml(path)
+        return _from_yaml(path, find or load_judge)
     if " " not in text.strip() and ":" in text:
         found = import_check(text)
         judge = found() if isinstance(found, type) else found
-        if not isinstance(judge, PointwiseJudge):
+        if not isinstance(judge, AnyJudge):
             raise RubricError(f"{text!r} is a {type(judge).__name__}, not a judge")
         return judge
     if " " not in text.strip():
@@ -46,19 +74,56 @@ def load_judge(source: str | Path, **spec: Any) -> PointwiseJudge:
     return PointwiseJudge(JudgeSpec(text=text, **spec))
 
 
-def _from_yaml(path: Path) -> PointwiseJudge:
+def _from_yaml(path: Path, find: Find) -> AnyJudge:
     try:
         content = path.read_text("utf-8")
     except FileNotFoundError:
         raise RubricError(f"no such file: {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise RubricError(f"{path}: cannot be read: {error}") from None
-    parsed, _ = parse_yaml(content, str(path), _JudgeDefinition, "a judge is a mapping with 'text' and 'scale'")
+    parsed, _ = parse_yaml(content, str(path), _JudgeDefinition, "a judge is a mapping with 'text' and 'scale', or with 'jury' or 'cascade'")
     if parsed.use:
         raise RubricError(f"{path}: use names a judge from within a rubric; a judge's own file has a text")
     try:
-        return PointwiseJudge(
-            parsed.spec(), shows=parsed.shows, reading=parsed.reading, style=parsed.style, reasoning=parsed.reasoning, samples=parsed.samples
-        )
-    except ValueError as error:
+        if parsed.jury or parsed.cascade:
+            return _panel(parsed, path, find)
+        return _single(parsed)
+    except (ConfigError, RubricError) as error:
         raise RubricError(f"{path}: {error}") from None
+
+
+def _single(parsed: _JudgeDefinition) -> AnyJudge:
+    if parsed.compare == "pairs" and "scale" not in parsed.model_fields_set:
+        parsed = parsed.model_copy(update={"scale": list(PAIR_SCALE)})
+    spec, given = parsed.spec(), parsed.model_fields_set
+    kinds = {"alone": PointwiseJudge, "pairs": PairwiseJudge}
+    if parsed.compare == "list":
+        if unused := sorted(given & {"shows", "style", "reasoning", "samples"}):
+            raise RubricError(f"a judge of a list has no {', '.join(unused)}; it sees task_input and the outputs")
+        return ListwiseJudge(spec, orders=parsed.orders, reading=parsed.reading, model=parsed.model)
+    if "orders" in given:
+        raise RubricError("orders goes with compare: list")
+    chosen: dict[str, Any] = {"shows": parsed.shows} if parsed.shows else {}
+    return kinds[parsed.compare](
+        spec, reading=parsed.reading, style=parsed.style, reasoning=parsed.reasoning, samples=parsed.samples, model=parsed.model, **chosen
+    )
+
+
+def _panel(parsed: _JudgeDefinition, path: Path, find: Find) -> Judge:
+    if unused := sorted(parsed.model_fields_set - {"name", "jury", "cascade"}) or (parsed.jury and parsed.cascade):
+        raise RubricError(f"a jury or a cascade has its members' questions and scales and nothing beside them; found {unused}")
+
+    def member(name: str) -> Judge:
+        beside = path.parent / name
+        try:
+            judge = find(str(beside if beside.exists() else name))
+        except AssayError as error:
+            raise RubricError(f"member {name!r}: {error}") from None
+        if not isinstance(judge, Judge):
+            raise RubricError(f"member {name!r} judges lists; a jury or cascade takes judges of one output or of pairs")
+        return judge
+
+    if parsed.jury:
+        return Jury([member(name) for name in parsed.jury.members], how=parsed.jury.how, weights=parsed.jury.weights)
+    assert parsed.cascade is not None
+    return Cascade(member(parsed.cascade.first), member(parsed.cascade.second), least=parsed.cascade.least)

@@ -6,7 +6,7 @@ Knows nothing of traces or rubrics: whoever wants to see the calls passes observ
 from assay.models.cache import ResponseCache
 from assay.models.calls import Call, call_to_dict
 from assay.models.embedded import LINES
-from assay.models.lm import LanguageModel, count_tokens, get_lm, sample_scope, spending, supports, with_recording
+from assay.models.lm import LanguageModel, count_tokens, get_lm, sample_scope, sibling, spending, supports, with_recording
 from assay.models.meter import Caps, Meter, Usage
 from assay.models.registry import EMBEDDED, EmbeddedModel, find_model, pull_model
 
@@ -26,6 +26,7 @@ __all__ = [
     "get_lm",
     "pull_model",
     "sample_scope",
+    "sibling",
     "spending",
     "supports",
     "with_recording",

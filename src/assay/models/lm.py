@@ -28,7 +28,7 @@ from dspy._vendor.lm15.serde import request_to_dict, response_from_dict, respons
 from dspy.clients.execution import execute, prepare
 from dspy.utils.exceptions import ContextWindowExceededError, LMInvalidRequestError, LMServerError
 
-__all__ = ["LanguageModel", "RecordingEngine", "count_tokens", "get_lm", "sample_scope", "spending", "supports", "with_recording"]
+__all__ = ["LanguageModel", "RecordingEngine", "count_tokens", "get_lm", "sample_scope", "sibling", "spending", "supports", "with_recording"]
 
 _REASONS = "max_completion_tokens"  # how DSPy marks a model that reasons by itself and takes no temperature
 _CLIENT_KEYS = ("api_key", "api_base", "base_url", "timeout", "headers", "extra_headers", "api_version")
@@ -148,6 +148,7 @@ class RecordingEngine:
     ) -> None:
         self.backend, self.model, self.cache = backend, model, cache
         self.meter, self.observers = meter or Meter(), tuple(observers)
+        self.siblings: dict[tuple[str, Any], LanguageModel] = {}
 
     def __deepcopy__(self, memo: object) -> "RecordingEngine":
         return self
@@ -335,6 +336,16 @@ def get_lm(
     if seed is not None and "seed" in engine.supported_params:
         generation["seed"] = seed
     return LanguageModel(name, engine=engine, async_engine=AsyncRecordingEngine(engine), cache=False, num_retries=num_retries, **generation)
+
+
+def sibling(lm: Any, name: str) -> LanguageModel:
+    """Another model, by name, that shares the cache, meter and observers of `lm` where it has them, and its seed."""
+    if not isinstance(lm, LanguageModel):
+        return get_lm(name)
+    engine, seed = lm.recording, lm.kwargs.get("seed")
+    if (name, seed) not in engine.siblings:
+        engine.siblings[name, seed] = get_lm(name, cache=engine.cache, meter=engine.meter, observers=engine.observers, seed=seed, temperature=0.1)
+    return engine.siblings[name, seed]
 
 
 def with_recording(

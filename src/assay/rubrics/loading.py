@@ -79,6 +79,7 @@ class _RubricFile(StrictModel):
     name: str
     description: str = ""
     step_cap: float = pydantic.Field(STEP_CAP, ge=0, lt=1)
+    judging: Literal["each", "together", "overall"] = "each"
     criteria: list[_CriterionFile] = pydantic.Field(min_length=1)
 
 
@@ -111,7 +112,7 @@ def load_rubric(source: str | Path, *, resolver: Resolver | None = None) -> Rubr
     if problems:
         raise RubricError("\n".join(problems))
     try:
-        return Rubric(parsed.name, list(criteria.values()), step_cap=parsed.step_cap, resolver=resolver)
+        return Rubric(parsed.name, list(criteria.values()), step_cap=parsed.step_cap, resolver=resolver, judging=parsed.judging)
     except RubricError as error:
         raise RubricError(f"{shown}:{_line(node, ('criteria',))}: {error}") from None
 

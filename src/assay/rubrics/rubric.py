@@ -4,23 +4,26 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from assay.datasets import Task, make_task
 from assay.errors import RubricError
-from assay.models import sample_scope
-from assay.rubrics.criteria import Check, Criterion, Failed
+from assay.models import sample_scope, spending
+from assay.rubrics.criteria import Check, Criterion, Failed, JudgeSpec, NoGrade
 from assay.rubrics.scoring import ScoreResult, combine, fields_of, grade
 from assay.traces.records import Rollout, Verdict
 
 if TYPE_CHECKING:
     from assay.rubrics.metric import RubricMetric
 
-__all__ = ["STEP_CAP", "Resolver", "Rubric"]
+__all__ = ["JUDGING", "STEP_CAP", "Resolver", "Rubric"]
 
 Resolver = Callable[[Criterion], Check]
+JUDGING = ("each", "together", "overall")
 STEP_CAP = 0.5  # most that a rollout's step rewards may sum to: below the 1.0 of being right
+_RATING = ("very poor", "poor", "fair", "good", "very good")
 
 
 class Rubric:
@@ -29,12 +32,21 @@ class Rubric:
     Args:
         criteria: at least one `final` criterion with a positive weight; names must differ.
         resolver: makes a judge criterion decidable (`assay.judges.resolver(lm)`); without one they stay unscored.
+        judging: how judge criteria are asked. `each`: one call a criterion. `together`: one call, with a verdict for each.
+            `overall` (implicit aggregation): they become one criterion of that name, weighing the sum of their positive
+            weights, whose judge sees them all with their weights and gives one rating.
     Raises:
         RubricError: the criteria break a rule; the message says which.
     """
 
-    def __init__(self, name: str, criteria: Sequence[Criterion], *, step_cap: float = STEP_CAP, resolver: Resolver | None = None) -> None:
-        self.name, self.criteria, self.step_cap, self.resolver = name, tuple(criteria), step_cap, resolver
+    def __init__(
+        self, name: str, criteria: Sequence[Criterion], *, step_cap: float = STEP_CAP, resolver: Resolver | None = None, judging: str = "each"
+    ) -> None:
+        self.name, self.criteria, self.step_cap, self.resolver, self.judging = name, tuple(criteria), step_cap, resolver, judging
+        if judging not in JUDGING:
+            raise RubricError(f"rubric {name!r}: judging={judging!r} must be one of {', '.join(JUDGING)}")
+        if judging == "overall":
+            self.criteria, self.judging = _folded(name, self.criteria), "each"
         names = [c.name for c in self.criteria]
         if twice := sorted({n for n in names if names.count(n) > 1}):
             raise RubricError(f"rubric {name!r} has more than one criterion called {', '.join(twice)}")
@@ -43,6 +55,8 @@ class Rubric:
         if not 0 <= step_cap < 1:
             raise RubricError(f"rubric {name!r}: step_cap={step_cap!r} must be at least 0 and below 1, the reward for being right")
         self._decide = {c.name: self._decider(c) for c in self.criteria}
+        asked = [c for c in self.criteria if c.judge is not None]
+        self._together: Any = resolver.together(asked) if judging == "together" and asked and resolver is not None else None  # type: ignore[attr-defined]
 
     def __deepcopy__(self, memo: object) -> "Rubric":
         return self
@@ -57,7 +71,7 @@ class Rubric:
 
     def with_resolver(self, resolver: Resolver) -> "Rubric":
         """The same rubric with its judges decided by `resolver`."""
-        return Rubric(self.name, self.criteria, step_cap=self.step_cap, resolver=resolver)
+        return Rubric(self.name, self.criteria, step_cap=self.step_cap, resolver=resolver, judging=self.judging)
 
     @property
     def needs_judge(self) -> bool:
@@ -71,7 +85,8 @@ class Rubric:
     def version(self) -> str:
         """The first 16 hex digits of a sha256 over criteria, weights, arguments and the checks' source code."""
         entries = [c.describe() for c in self.criteria]
-        whole = json.dumps({"name": self.name, "step_cap": self.step_cap, "criteria": entries}, sort_keys=True, default=str)
+        kept = {"name": self.name, "step_cap": self.step_cap, "criteria": entries, **({"judging": self.judging} if self.judging != "each" else {})}
+        whole = json.dumps(kept, sort_keys=True, default=str)
         return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
     def score(self, task: Task | Mapping[str, Any], prediction: Any, rollout: Rollout | None = None) -> ScoreResult:
@@ -82,18 +97,64 @@ class Rubric:
             prediction: a `dspy.Prediction`, a mapping, a bare answer; None or `Failed` where the run gave none.
             rollout: what the recorder saw, for checks that look at tools, steps and tokens.
         """
-        if not isinstance(task, Task):
-            task = make_task(task)
-        failure = Failed("the agent gave no answer") if prediction is None else _failure(prediction)
+        task = task if isinstance(task, Task) else make_task(task)
+        failure = _failure(task, prediction)
         if failure is not None:
             return self._failed(failure)
-        fields = fields_of(prediction)
-        if _empty(fields) and not _empty(dict(task.expected)):
-            return self._failed(Failed("every field of the answer is empty"))
-        verdicts = [self._grade(c, task, fields, rollout) for c in self.finals]
-        return combine(self.criteria, verdicts)
+        return self._scored(task, fields_of(prediction), rollout, {})
 
     __call__ = score
+
+    def score_group(
+        self, task: Task | Mapping[str, Any], predictions: Sequence[Any], rollouts: Sequence[Rollout | None] | None = None
+    ) -> list[ScoreResult]:
+        """Scores several predictions of one task, in order. Judges that compare see them together, the failed ones left out;
+        everything else decides each by itself, as in `score`."""
+        task = task if isinstance(task, Task) else make_task(task)
+        seen = list(rollouts) if rollouts is not None else [None] * len(predictions)
+        if len(seen) != len(predictions):
+            raise RubricError(f"{len(predictions)} predictions with {len(seen)} rollouts: give one rollout, or None, for each")
+        failures = [_failure(task, prediction) for prediction in predictions]
+        alive = [index for index, failure in enumerate(failures) if failure is None]
+        fields = {index: fields_of(predictions[index]) for index in alive}
+        compared: dict[int, dict[str, Verdict]] = {index: {} for index in alive}
+        for c in self.finals:
+            if hasattr(self._decide[c.name], "grade_group"):
+                for index, verdict in zip(alive, self._compare(c, task, [fields[i] for i in alive], [seen[i] for i in alive]), strict=True):
+                    compared[index][c.name] = verdict
+        return [
+            self._failed(failure) if failure is not None else self._scored(task, fields[index], seen[index], compared[index])
+            for index, failure in enumerate(failures)
+        ]
+
+    def _scored(self, task: Task, fields: dict[str, Any], rollout: Rollout | None, known: Mapping[str, Verdict]) -> ScoreResult:
+        known = {**known, **self._asked_together(task, fields, rollout)}
+        verdicts = [known.get(c.name) or self._grade(c, task, fields, rollout) for c in self.finals]
+        return combine(self.criteria, verdicts)
+
+    def _compare(self, c: Criterion, task: Task, fields: list[dict[str, Any]], rollouts: list[Rollout | None]) -> list[Verdict]:
+        decide: Any = self._decide[c.name]
+        with spending() as prices:
+            answers = _answers(lambda: decide.grade_group(task, fields, rollouts), len(fields))
+        return [_verdict_of(c, answer, math.fsum(prices) / len(fields)) for answer in answers]
+
+    def _asked_together(self, task: Task, fields: dict[str, Any], rollout: Rollout | None) -> dict[str, Verdict]:
+        """Verdicts of all judge criteria from one call; what it left out is asked for once more."""
+        if self._together is None:
+            return {}
+        asked = [c for c in self.finals if c.judge is not None]
+        found: dict[str, Verdict] = {}
+        for sample in (None, 1):
+            if missing := [c for c in asked if c.name not in found or found[c.name].grade is None]:
+                with spending() as prices, sample_scope(sample) if sample else nullcontext():
+                    answers = _answers(lambda: list(self._together.grade_all(task, fields, rollout).values()), len(asked))
+                by_name = dict(zip([c.name for c in asked], answers, strict=True))
+                for c in asked:
+                    spent = found[c.name].cost_usd if c.name in found else 0.0
+                    if c in missing:
+                        found[c.name] = _verdict_of(c, by_name[c.name], spent)
+                    found[c.name].cost_usd = spent + math.fsum(prices) / len(asked)
+        return found
 
     def _grade(self, criterion: Criterion, task: Task, fields: dict[str, Any], rollout: Rollout | None) -> Verdict:
         decide = self._decide[criterion.name]
@@ -150,7 +211,7 @@ class Rubric:
     def reweighted(self, weights: Mapping[str, float]) -> "Rubric":
         """The same criteria with other weights, by name."""
         criteria = [replace(c, weight=weights.get(c.name, c.weight)) for c in self.criteria]
-        return Rubric(self.name, criteria, step_cap=self.step_cap, resolver=self.resolver)
+        return Rubric(self.name, criteria, step_cap=self.step_cap, resolver=self.resolver, judging=self.judging)
 
 
 def _empty(fields: dict[str, Any]) -> bool:
@@ -159,7 +220,43 @@ def _empty(fields: dict[str, Any]) -> bool:
     return bool(answers) and all(value is None or (isinstance(value, str) and not value.strip()) for value in answers)
 
 
-def _failure(prediction: Any) -> Failed | None:
+def _folded(name: str, criteria: Sequence[Criterion]) -> tuple[Criterion, ...]:
+    """The criteria with those of judges made one, which shows them all with their weights."""
+    judged = [c for c in criteria if c.judge is not None]
+    if unfit := [c.name for c in judged if c.essential is not None or (c.judge and c.judge.use)]:
+        raise RubricError(f"rubric {name!r}: judging='overall' makes one question of its judges, so {unfit} can neither be essential nor use a judge")
+    weight = math.fsum(c.weight for c in judged if c.weight > 0)
+    if not weight:
+        raise RubricError(f"rubric {name!r}: judging='overall' needs a judge criterion with a weight above 0")
+    listed = " ".join(f"({c.weight:+g}) {c.judge.text}" for c in judged if c.judge)
+    text = f"Rate the output as a whole by these criteria, each with its weight, a negative one a pitfall: {listed}"
+    one = Criterion(name="overall", weight=weight, judge=JudgeSpec(text=text, scale=_RATING))
+    return (*(c for c in criteria if c.judge is None), one)
+
+
+def _answers(ask: Callable[[], Sequence[Any]], count: int) -> Sequence[Any]:
+    """What several criteria or outputs got at once; a failure is each one's reason."""
+    try:
+        answers = ask()
+    except Exception as error:
+        return [NoGrade(str(error) if isinstance(error, NoGrade) else f"{type(error).__name__}: {error}")] * count
+    return answers if len(answers) == count else [NoGrade(f"{len(answers)} grades for {count}: they cannot be told apart")] * count
+
+
+def _verdict_of(criterion: Criterion, answer: Any, cost_usd: float) -> Verdict:
+    def decide(*_: Any, **__: Any) -> Any:
+        if isinstance(answer, NoGrade):
+            raise answer
+        return answer
+
+    verdict = grade(criterion, decide, None, {}, None)
+    verdict.cost_usd = cost_usd
+    return verdict
+
+
+def _failure(task: Task, prediction: Any) -> Failed | None:
+    if prediction is None:
+        return Failed("the agent gave no answer")
     if isinstance(prediction, Failed):
         return prediction
     if isinstance(prediction, BaseException):
@@ -167,4 +264,7 @@ def _failure(prediction: Any) -> Failed | None:
     marked = getattr(prediction, "_failed", None)
     if isinstance(marked, Failed):
         return marked
-    return None if fields_of(prediction) else Failed("the prediction has no fields")
+    fields = fields_of(prediction)
+    if not fields:
+        return Failed("the prediction has no fields")
+    return Failed("every field of the answer is empty") if _empty(fields) and not _empty(dict(task.expected)) else None

@@ -1,0 +1,115 @@
+"""What every judge is: a DSPy program with a scale that says a verdict, how sure it is of it, and what it is worth."""
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import dspy
+
+from assay.errors import ConfigError
+from assay.judges.calibration import Calibration
+from assay.models import sibling
+from assay.rubrics import JudgeSpec
+
+__all__ = ["Judge", "Reading", "make_spec"]
+
+Reading = Mapping[str, Any]  # what was read from the model, as JSON, before any calibration; its shape is the judge's own
+
+
+class Judge(dspy.Module):  # type: ignore[misc]
+    """`judge(task_input=…, output=…)` gives `verdict`, `probabilities`, `confidence` and `value`.
+
+    `probabilities` sum to one over the scale, and are None where nothing gives any; `confidence` is that of the verdict;
+    `value` is the expected grade in [0, 1], None on a scale without grades. `raw` is what they were calibrated from.
+
+    A judge of one's own needs `read`, which asks whatever it asks; everything else (rubrics, compile, card, audit) works
+    with it then.
+
+    Args:
+        spec: the question and its scale, a `JudgeSpec`, its fields, or the question alone.
+        shows: the names of what the judge sees, in order.
+        model: the model that judges, by name; the model that is set in DSPy where None.
+        calibration: fitted to people's labels by `assay judge compile`; None leaves probabilities as they are read.
+
+    Raises, when called:
+        NoGrade: no verdict on the scale was given.
+    """
+
+    def __init__(
+        self,
+        spec: JudgeSpec | Mapping[str, Any] | str,
+        *,
+        shows: Sequence[str] = ("task_input", "output"),
+        model: str | None = None,
+        calibration: Calibration | Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.spec, self.shows, self.model = make_spec(spec), tuple(shows), model
+        if not self.shows or not all(name.isidentifier() for name in self.shows):
+            raise ConfigError(f"a judge needs names of what it sees; got shows={list(self.shows)!r}")
+        self.calibration = calibration if isinstance(calibration, Calibration | None) else Calibration(**calibration)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The constructor's arguments as JSON: what an artifact builds the judge from."""
+        return {
+            "spec": {**asdict(self.spec), "scale": list(self.spec.scale)}, "shows": list(self.shows), "model": self.model,
+            "calibration": asdict(self.calibration) if self.calibration else None,
+        }  # fmt: skip
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.spec.scale
+
+    def read(self, given: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
+        """Asks about what is shown: a reading, by default probabilities by label, or a verdict without any.
+
+        Raises:
+            NoGrade: neither came.
+        """
+        raise NotImplementedError
+
+    def judged(self, reading: Reading | None, verdict: str | None = None) -> dspy.Prediction:
+        """What is said once the model has been read: calibrated probabilities, verdict, confidence and value."""
+        if reading is None:
+            value = self.spec.grade(str(verdict)) if self.spec.graded else None
+            return dspy.Prediction(verdict=verdict, probabilities=None, raw=None, confidence=None, value=value)
+        raw = {label: reading[label] for label in self.labels}
+        final, chosen = self._calibrated(raw)
+        return self._said(reading, final, chosen)
+
+    def _calibrated(self, raw: Mapping[str, float]) -> tuple[dict[str, float], str]:
+        if self.calibration:
+            return self.calibration.apply(raw, self.spec)
+        return dict(raw), max(raw, key=lambda label: raw[label])
+
+    def _said(self, reading: Reading, final: Mapping[str, float], chosen: str) -> dspy.Prediction:
+        value = math.fsum(p * self.spec.grade(label) for label, p in final.items()) if self.spec.graded else None
+        value = None if value is None else min(1.0, max(0.0, value))
+        return dspy.Prediction(verdict=chosen, probabilities=dict(final), raw=reading, confidence=final[chosen], value=value)
+
+    def fit_rows(self, reading: Reading, shares: Mapping[str, float]) -> list[tuple[Mapping[str, float], Mapping[str, float]]]:
+        """What a calibration learns from one item: probabilities as read, and the shares of people who gave each label."""
+        return [({label: reading[label] for label in self.labels}, shares)]
+
+    def forward(self, **given: Any) -> dspy.Prediction:
+        if missing := [name for name in self.shows if name not in given]:
+            raise ConfigError(f"the judge sees {list(self.shows)}; {missing} is missing")
+        if self.model is None:
+            return self.judged(*self.read(given))
+        with dspy.context(lm=sibling(dspy.settings.lm, self.model)):
+            return self.judged(*self.read(given))
+
+    async def aforward(self, **given: Any) -> dspy.Prediction:
+        return await asyncio.to_thread(self.forward, **given)
+
+
+def make_spec(spec: JudgeSpec | Mapping[str, Any] | str) -> JudgeSpec:
+    if isinstance(spec, JudgeSpec):
+        return spec
+    fields: dict[str, Any] = {"text": spec} if isinstance(spec, str) else dict(spec)
+    if "scale" in fields:
+        fields["scale"] = tuple(fields["scale"])
+    return JudgeSpec(**fields)

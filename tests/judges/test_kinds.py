@@ -1,0 +1,453 @@
+"""Pairs in both orders, lists matched by id, juries, cascades, and rankings from comparisons."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import dspy
+import numpy as np
+import pytest
+
+from assay.deployment import load_artifact, save_artifact
+from assay.errors import ConfigError, RubricError
+from assay.jobs import load_judge
+from assay.judges import (
+    Calibration,
+    Cascade,
+    Item,
+    Judge,
+    Jury,
+    ListwiseJudge,
+    PairwiseJudge,
+    PointwiseJudge,
+    Rating,
+    bradley_terry,
+    reliability_weights,
+    resolver,
+    win_rates,
+)
+from assay.judges.ranking import pairings
+from assay.rubrics import Criterion, Grade, JudgeSpec, NoGrade, Rubric, load_rubric
+from assay.testing import scripted_lm
+
+MOODS = JudgeSpec(text="Which mood?", scale=("negative", "neutral", "positive"))
+
+
+def shown(request: Any, name: str) -> str:
+    """What the request shows under a name, unfenced."""
+    return str(json.loads(re.search(rf'{name}: ("(?:[^"\\]|\\.)*")', request.messages[-1].text)[1]))
+
+
+class Saying(Judge):
+    """Says what it is told to, with a probability; a failure is raised."""
+
+    def __init__(self, verdict: Any, p: float | None = None, spec: JudgeSpec = MOODS) -> None:
+        super().__init__(spec, shows=("output",))
+        self.verdict, self.p = verdict, p
+
+    def read(self, given: Any) -> Any:
+        if isinstance(self.verdict, Exception):
+            raise self.verdict
+        if self.p is None:
+            return None, self.verdict
+        rest = (1 - self.p) / (len(self.labels) - 1)
+        return {label: self.p if label == self.verdict else rest for label in self.labels}, None
+
+
+def pair(judge: PairwiseJudge, script: Any, *, logprobs: bool = True, a: str = "good", b: str = "bad") -> dspy.Prediction:
+    with dspy.context(lm=scripted_lm(script, logprobs=logprobs)):
+        return judge(task_input="q", output_a=a, output_b=b)
+
+
+def prefers(text: str, strength: float = 0.8) -> Any:
+    def script(request: Any) -> dict[str, float]:
+        first = shown(request, "output_a") == text
+        return {"a": strength if first else 1 - strength - 0.05, "b": 1 - strength - 0.05 if first else strength, "tie": 0.05}
+
+    return script
+
+
+def test_a_pair_is_judged_in_both_orders() -> None:
+    lm = scripted_lm(prefers("good"), logprobs=True)
+    with dspy.context(lm=lm):
+        found, turned = (PairwiseJudge()(task_input="q", output_a=a, output_b=b) for a, b in (("good", "bad"), ("bad", "good")))
+    assert (found.verdict, turned.verdict, lm.scripted.calls) == ("a", "b", 4)
+    assert found.orders == ("a", "b")
+    assert found.probabilities == pytest.approx({"a": 0.8, "tie": 0.05, "b": 0.15})
+    assert found.value == pytest.approx(1 - turned.value)
+
+
+@pytest.mark.parametrize("logprobs", [True, False])
+def test_an_inconsistent_pair_is_a_tie(logprobs: bool) -> None:
+    always_first = (lambda request: {"a": 0.9, "b": 0.1}) if logprobs else (lambda request: json.dumps({"verdict": "a"}))
+    found = pair(PairwiseJudge(), always_first, logprobs=logprobs)
+    assert (found.verdict, found.orders) == ("tie", ("a", "a"))
+    assert found.value == pytest.approx(0.5)
+
+
+def test_a_written_pair_has_no_confidence() -> None:
+    found = pair(
+        PairwiseJudge(), lambda r: json.dumps({"verdict": "a" if '"good"' in r.messages[-1].text.split("output_b")[0] else "b"}), logprobs=False
+    )
+    assert (found.verdict, found.confidence, found.value) == ("a", None, 0.0)
+
+
+def test_calibration_takes_out_the_pull_of_a_place() -> None:
+    # the model leans to the first place by three times; as it is every pair is a tie
+    def leaning(request: Any) -> dict[str, float]:
+        first = shown(request, "output_a") == "good"
+        return {"a": 0.85 if first else 0.55, "b": 0.1 if first else 0.4, "tie": 0.05}
+
+    assert pair(PairwiseJudge(), leaning).verdict == "tie"
+    undo = Calibration("platt", weights=[[1, 0, 0], [0, 1, 0], [0, 0, 1]], biases=[-1.2, -9.0, 0.0])
+    found = pair(PairwiseJudge(calibration=undo), leaning)
+    assert (found.verdict, found.orders) == ("a", ("a", "b"))
+
+
+def test_a_calibration_learns_from_both_orders() -> None:
+    reading = {"given": {"a": 0.7, "tie": 0.1, "b": 0.2}, "swapped": {"a": 0.5, "tie": 0.1, "b": 0.4}}
+    assert PairwiseJudge().fit_rows(reading, {"a": 0.75, "tie": 0.25}) == [
+        (reading["given"], {"a": 0.75, "tie": 0.25}),
+        (reading["swapped"], {"b": 0.75, "tie": 0.25}),
+    ]
+
+
+def test_a_pairwise_judge_needs_both_outputs_and_a_tie() -> None:
+    with pytest.raises(ConfigError, match="three words"):
+        PairwiseJudge({"text": "Better?", "scale": ["a", "b"]})
+    with pytest.raises(ConfigError, match="output_b"):
+        PairwiseJudge(shows=["output_a"])
+
+
+# -- juries and cascades
+
+
+def test_the_majority_decides_and_members_that_fail_do_not_vote() -> None:
+    jury = Jury([Saying("positive", 0.6), Saying("positive", 0.5), Saying("negative", 0.9), Saying(NoGrade("cannot"))])
+    found = jury(output="x")
+    assert (found.verdict, found.confidence) == ("positive", pytest.approx(2 / 3))
+    assert Jury([Saying("positive", 0.6), Saying("negative", 0.9)])(output="x").verdict == "negative"  # level: the surer one
+    assert Jury([Saying("positive"), Saying("negative")])(output="x").verdict == "negative"  # level in all: the worse word
+    with pytest.raises(NoGrade, match="1 of 3 members"):
+        Jury([Saying("positive"), Saying(NoGrade("cannot")), Saying(ValueError("broken"))])(output="x")
+
+
+def test_the_median_and_the_mean() -> None:
+    members = [Saying("negative", 0.9), Saying("neutral", 0.5), Saying("positive", 0.9), Saying("positive", 0.9)]
+    assert Jury(members[:3], how="median")(output="x").verdict == "neutral"
+    assert Jury(members, how="mean")(output="x").verdict == "positive"
+    assert Jury(members, how="median", weights=[9, 1, 1, 1])(output="x").verdict == "negative"
+    with pytest.raises(ConfigError, match="nominal"):
+        Jury([Saying("negative", spec=JudgeSpec(text="?", scale=MOODS.scale, kind="nominal"))], how="median")
+    with pytest.raises(ConfigError, match="one scale"):
+        Jury([Saying("negative"), Saying("no", spec=JudgeSpec(text="?"))])
+    with pytest.raises(ConfigError, match="weights"):
+        Jury(members, weights=[1, -1, 0, 0])
+
+
+def test_reliability_weights_by_hand() -> None:
+    items = [Item(id=str(i), shown={}, ratings=(Rating(rater="r", label="yes" if i % 2 else "no"),)) for i in range(8)]
+    truth = ["yes" if i % 2 else "no" for i in range(8)]
+    three_of_four = [*truth[:6], "no" if truth[6] == "yes" else "yes", "no" if truth[7] == "yes" else "yes"]
+    weights = reliability_weights([three_of_four, ["no"] * 8, [None] * 8], items, labels=2)
+    agreed = (6 + 0.5) / 9
+    assert weights[0] == pytest.approx(math.log(agreed / (1 - agreed)))
+    assert weights[1:] == pytest.approx([0.0, 0.0], abs=1e-9)
+    assert reliability_weights([["no"] * 8], items, labels=2) == [1.0]  # all at chance: alike
+
+
+def test_the_second_judge_is_asked_where_the_first_is_unsure() -> None:
+    second = Saying("negative", 0.99)
+    assert Cascade(Saying("positive", 0.9), second, least=0.7)(output="x").verdict == "positive"
+    for unsure in (Saying("positive", 0.6), Saying("positive"), Saying(NoGrade("cannot"))):
+        assert Cascade(unsure, second, least=0.7)(output="x").verdict == "negative"
+    with pytest.raises(NoGrade):
+        Cascade(Saying("positive", 0.6), Saying(NoGrade("cannot either")))(output="x")
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        Cascade(second, second, least=1.5)
+
+
+def test_members_judge_with_models_of_their_own() -> None:
+    lm, strong = scripted_lm(lambda r: {"no": 0.55, "yes": 0.45}, logprobs=True), scripted_lm(lambda r: {"no": 0.05, "yes": 0.95}, logprobs=True)
+    lm.recording.siblings["strong/one", None] = strong
+    cascade = Cascade(PointwiseJudge("Good?"), PointwiseJudge("Good?", model="strong/one"))
+    with dspy.context(lm=lm):
+        assert cascade(task_input="q", output="x").verdict == "yes"
+    assert (lm.scripted.calls, strong.scripted.calls) == (1, 1)
+
+
+def test_a_jury_is_saved_and_loaded_whole(tmp_path: Path) -> None:
+    jury = Jury([PointwiseJudge(MOODS, style="letters"), Cascade(PointwiseJudge(MOODS), PairwiseLike(MOODS))], how="mean", weights=[1, 2])
+    jury.members[0].decide.demos = [{"output": '"x"', "verdict": "neutral"}]
+    folder = save_artifact(
+        tmp_path / "j", jury, {"program": "assay.judges:Jury", "settings": {"adapter": None, "parameters": {}}}, splits={}, report=""
+    )
+    loaded = load_artifact(folder).program
+    assert (loaded.how, loaded.weights, loaded.members[0].style) == ("mean", (1, 2), "letters")
+    assert loaded.members[0].decide.demos[0]["verdict"] == "neutral"
+    assert load_judge(folder).labels == MOODS.scale
+
+
+class PairwiseLike(PointwiseJudge):
+    """A judge of somebody's own inside a cascade."""
+
+
+def test_judges_from_files(tmp_path: Path) -> None:
+    (tmp_path / "pairs.yaml").write_text("text: Which is better?\ncompare: pairs\n")
+    (tmp_path / "list.yaml").write_text("text: Which is best?\ncompare: list\norders: 2\n")
+    (tmp_path / "one.yaml").write_text("text: Good?\nmodel: openai/some\n")
+    (tmp_path / "jury.yaml").write_text("jury: {members: [one.yaml, one.yaml], how: mean}\n")
+    (tmp_path / "cascade.yaml").write_text("cascade: {first: one.yaml, second: jury.yaml, least: 0.6}\n")
+    assert load_judge(tmp_path / "pairs.yaml").labels == ("a", "tie", "b")
+    assert load_judge(tmp_path / "list.yaml").orders == 2
+    cascade = load_judge(tmp_path / "cascade.yaml")
+    assert isinstance(cascade, Cascade)
+    assert isinstance(cascade.second, Jury)
+    assert cascade.second.members[0].model == "openai/some"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("jury: {members: []}", "at least 1 item"),
+        ("jury: {members: [nothere.yaml]}", "nothere.yaml"),
+        ("jury: {members: [l.yaml]}", "judges lists"),
+        ("text: x\njury: {members: [p.yaml]}", "nothing beside them"),
+        ("cascade: {first: p.yaml, second: p.yaml, least: 2}", "less than or equal to 1"),
+        ("compare: list\ntext: x\nstyle: letters", "no style"),
+        ("text: x\norders: 3", "compare: list"),
+        ("text: x\ncompare: pairs\nscale: [a, b]", "three words"),
+    ],
+)
+def test_wrong_judge_files_say_what_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "l.yaml").write_text("text: x\ncompare: list\n")
+    (tmp_path / "p.yaml").write_text("text: x\n")
+    (tmp_path / "j.yaml").write_text(text)
+    with pytest.raises(RubricError, match=message):
+        load_judge(tmp_path / "j.yaml")
+
+
+# -- lists
+
+
+def listed(request: Any) -> dict[str, str]:
+    """Letter -> text, as shown."""
+    return {m[1]: json.loads(m[2]) for m in re.finditer(r'\b([A-T]): ("(?:[^"\\]|\\.)*")', request.messages[-1].text)}
+
+
+def graded(change: Any = None) -> Any:
+    grades = {"best": "yes", "middle": "partly", "worst": "no"}
+
+    def script(request: Any) -> str:
+        lines = [{"id": letter, "grade": grades[text]} for letter, text in listed(request).items()]
+        return json.dumps({"grades": change(lines) if change else lines})
+
+    return script
+
+
+OUTPUTS = {"r1": "worst", "r2": "best", "r3": "middle"}
+LIST = ListwiseJudge({"text": "Good?", "scale": ["no", "partly", "yes"]})
+
+
+def rank(script: Any, *, logprobs: bool = False, outputs: Any = OUTPUTS, judge: ListwiseJudge = LIST) -> dspy.Prediction:
+    with dspy.context(lm=scripted_lm(script, logprobs=logprobs)):
+        return judge(task_input="q", outputs=outputs)
+
+
+def test_lists_are_matched_by_id_whatever_the_order_of_the_answer() -> None:
+    for change in (None, lambda lines: lines[::-1], lambda lines: sorted(lines, key=lambda line: line["grade"])):
+        found = rank(graded(change))
+        assert found.grades == {"r1": 0.0, "r3": 0.5, "r2": 1.0}
+        assert found.ranking == ["r2", "r3", "r1"]
+
+
+def test_ids_that_were_not_shown_count_for_nothing() -> None:
+    found = rank(graded(lambda lines: [{**line, "id": "Z" if line["grade"] == "yes" else line["id"]} for line in lines]))
+    assert set(found.grades) == {"r1", "r3"}
+    twice = rank(graded(lambda lines: [*lines, {**next(x for x in lines if x["grade"] == "no"), "grade": "yes"}]))
+    assert set(twice.grades) == {"r2", "r3"}  # graded twice, and differently: not at all
+    with pytest.raises(NoGrade, match="named none"):
+        rank(graded(lambda lines: [{"id": str(i), "grade": "yes"} for i in range(len(lines))]))
+    with pytest.raises(NoGrade, match="no output got a grade"):
+        rank(lambda request: "I like them all")
+
+
+def test_a_list_read_from_probabilities_has_no_favourite_place() -> None:
+    # the model leans to A in every order; over the orders the pull is level and the better text comes out
+    def script(request: Any) -> dict[str, float]:
+        worth = {"worst": 1.0, "middle": 2.0, "best": 4.0}
+        odds = {letter: worth[text] * (3 if letter == "A" else 1) for letter, text in listed(request).items()}
+        return {letter: value / sum(odds.values()) for letter, value in odds.items()}
+
+    judge = ListwiseJudge("Best?", orders=60)
+    found = rank(script, logprobs=True, judge=judge)
+    assert found.ranking == ["r2", "r3", "r1"]
+    assert sum(found.grades.values()) == pytest.approx(1.5)
+
+
+def test_the_same_seed_gives_the_same_orders() -> None:
+    prompts: list[list[str]] = [[], []]
+    for seen in prompts:
+        rank(lambda request, seen=seen: seen.append(request.messages[-1].text) or graded()(request))
+    assert prompts[0] == prompts[1]
+    assert len({text.split("outputs")[1] for text in prompts[0]}) > 1
+
+
+def test_a_list_needs_two() -> None:
+    with pytest.raises(NoGrade, match="2 to 20"):
+        rank(graded(), outputs={"r1": "best"})
+
+
+# -- rankings
+
+
+def test_bradley_terry_by_hand_and_against_a_second_implementation() -> None:
+    found = bradley_terry([("a", "b", 1)] * 3 + [("a", "b", 0)])
+    assert found["a"] > 0 > found["b"]
+    import statsmodels.api as sm
+
+    rng = np.random.default_rng(0)
+    truth = np.array([1.5, 0.5, -0.5, -1.5])
+    rows = [(i, j, float(rng.random() < 1 / (1 + math.exp(truth[j] - truth[i])))) for i in range(4) for j in range(4) if i != j for _ in range(200)]
+    mine = bradley_terry(rows)
+    design = np.zeros((len(rows), 3))
+    for at, (i, j, _) in enumerate(rows):
+        if i:
+            design[at, i - 1] += 1
+        if j:
+            design[at, j - 1] -= 1
+    theirs = np.array([0, *sm.Logit([won for _, _, won in rows], design).fit(disp=0).params])
+    assert [mine[i] for i in range(4)] == pytest.approx(theirs - theirs.mean(), abs=0.01)  # the prior's pull is that small
+
+
+def test_one_that_always_wins_stays_finite_and_those_never_compared_stand_at_0() -> None:
+    found = bradley_terry([("a", "b", 1)] * 50, names=["a", "b", "c"])
+    assert math.isfinite(found["a"])
+    assert found["c"] == pytest.approx(0.0)
+    assert bradley_terry([], names=["a"]) == {"a": 0.0}
+    with pytest.raises(ConfigError, match="comparison"):
+        bradley_terry([("a", "a", 1)])
+    with pytest.raises(ConfigError, match="comparison"):
+        bradley_terry([("a", "b", math.nan)])
+
+
+def test_win_rates_by_hand() -> None:
+    assert win_rates([0.0, 0.0, 0.0]) == pytest.approx([0.5] * 3)
+    assert win_rates([math.log(3), 0.0]) == pytest.approx([0.75, 0.25])
+    assert win_rates([7.0]) == [0.5]
+
+
+def test_few_outputs_are_all_compared_and_many_in_rings() -> None:
+    assert len(pairings(5)) == 10
+    many = pairings(40, rounds=3)
+    assert len(many) <= 120
+    assert {n for pair_ in many for n in pair_} == set(range(40))
+
+
+# -- in rubrics
+
+
+def rubric_of(judge: Any, lm: Any, **options: Any) -> Rubric:
+    criteria = [Criterion(name="better", judge=JudgeSpec(use="judge")), Criterion(name="short", check=lambda t, p, r: len(p["answer"]) < 10)]
+    return Rubric("r", criteria, resolver=resolver(lm, lambda _: judge), **options)
+
+
+def test_a_group_is_scored_together_by_pairs() -> None:
+    worth = {"best": 4, "middle": 2, "worst": 1}
+
+    def script(request: Any) -> dict[str, float]:
+        a, b = (worth[shown(request, name)] for name in ("output_a", "output_b"))
+        return {"a": a / (a + b) - 0.01, "b": b / (a + b), "tie": 0.01}
+
+    rubric = rubric_of(PairwiseJudge(), scripted_lm(script, logprobs=True))
+    results = rubric.score_group({"question": "q"}, [{"answer": "worst"}, {"answer": "best"}, None, {"answer": "middle"}])
+    grades = [result.grades["better"] for result in results]
+    assert grades[1] > grades[3] > grades[0]
+    assert (results[2].value, results[2].failed) == (0.0, "the agent gave no answer")
+    assert results[1].grades["short"] == 1.0
+    alone = rubric.score({"question": "q"}, {"answer": "best"})
+    assert math.isnan(alone.grades["better"])
+    assert "score_group" in alone.feedback
+
+
+def test_a_group_is_scored_together_by_list_and_what_was_not_named_is_unscored() -> None:
+    lm = scripted_lm(graded(lambda lines: [line for line in lines if line["grade"] != "partly"]))
+    results = rubric_of(LIST, lm).score_group({"question": "q"}, [{"answer": text} for text in ("worst", "best", "middle")])
+    assert [result.grades["better"] for result in results[:2]] == [0.0, 1.0]
+    assert math.isnan(results[2].grades["better"])
+
+
+def test_a_group_judge_that_fails_leaves_everything_unscored() -> None:
+    lm = scripted_lm(lambda request: dspy.lm15.ServerError("down"))
+    results = rubric_of(LIST, lm).score_group({"question": "q"}, [{"answer": "best"}, {"answer": "worst"}])
+    assert all(math.isnan(result.grades["better"]) for result in results)
+    with pytest.raises(RubricError, match="one rollout"):
+        rubric_of(LIST, lm).score_group({"question": "q"}, [{"answer": "x"}], [])
+
+
+TWO = "name: r\njudging: {how}\ncriteria:\n- {{name: clear, weight: 3, judge: 'Is it clear?'}}\n- {{name: kind, weight: 1, judge: 'Is it kind?', scale: [no, partly, yes]}}\n- {{name: rude, weight: -1, judge: 'Is it rude?'}}\n"
+
+
+def test_all_criteria_in_one_call(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(TWO.format(how="together"))
+    lm = scripted_lm(lambda request: json.dumps({"clear": "yes", "kind": "partly", "rude": "no"}), price_usd=0.03)
+    result = load_rubric(tmp_path / "r.yaml").with_resolver(resolver(lm)).score({"question": "q"}, {"answer": "x"})
+    assert result.grades == {"clear": 1.0, "kind": 0.5, "rude": 0.0}
+    assert (result.value, lm.scripted.calls) == (pytest.approx(3.5 / 4), 1)
+    assert result.cost_usd == pytest.approx(0.03)
+
+
+def test_one_call_that_says_nothing_usable_is_asked_twice_and_scores_nothing(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(TWO.format(how="together"))
+    lm = scripted_lm(lambda request: "no idea", price_usd=0.01)
+    result = load_rubric(tmp_path / "r.yaml").with_resolver(resolver(lm)).score({"question": "q"}, {"answer": "x"})
+    assert math.isnan(result.value)
+    assert result.cost_usd == pytest.approx(0.01 * lm.scripted.calls)
+
+
+def test_one_rating_over_all_criteria(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(
+        TWO.format(how="overall") + "- {name: short, weight: 4, check: 'assay.rubrics.checks:length', with: {max_tokens: 5}}\n"
+    )
+    prompts = []
+    lm = scripted_lm(lambda request: prompts.append(str(request)) or {"good": 1.0}, logprobs=True)
+    rubric = load_rubric(tmp_path / "r.yaml").with_resolver(resolver(lm))
+    result = rubric.score({"question": "q"}, {"answer": "x"})
+    assert "(+3) Is it clear?" in prompts[0]
+    assert "(-1) Is it rude?" in prompts[0]
+    assert result.grades["overall"] == pytest.approx(0.75, abs=1e-6)
+    assert result.value == pytest.approx((4 * 0.75 + 4 * result.grades["short"]) / 8, abs=1e-6)
+    assert rubric.version != load_rubric(tmp_path / "r.yaml").reweighted({"overall": 2}).version
+
+
+def test_judging_is_checked() -> None:
+    judged = Criterion(name="a", judge=JudgeSpec(text="?"))
+    with pytest.raises(RubricError, match="each, together, overall"):
+        Rubric("r", [judged], judging="all")
+    with pytest.raises(RubricError, match="weight above 0"):
+        Rubric("r", [Criterion(name="c", check=lambda t, p, r: 1), Criterion(name="a", weight=-1, judge=JudgeSpec(text="?"))], judging="overall")
+    with pytest.raises(RubricError, match="essential"):
+        Rubric("r", [Criterion(name="a", judge=JudgeSpec(use="x"))], judging="overall")
+    with pytest.raises(RubricError, match="one by one"):
+        Rubric(
+            "r",
+            [Criterion(name="a", judge=JudgeSpec(use="x"))],
+            judging="together",
+            resolver=resolver(scripted_lm(str), lambda _: PointwiseJudge("?")),
+        )
+
+
+def test_any_object_can_compare() -> None:
+    class Ranks:
+        def __call__(self, *_: Any, **__: Any) -> Any:
+            raise NoGrade("only groups")
+
+        def grade_group(self, task: Any, predictions: Any, rollouts: Any) -> list[Any]:
+            return [Grade(value=1.0)] * (len(predictions) - 1)  # one too few: nobody knows whose is missing
+
+    rubric = Rubric("r", [Criterion(name="a", check=Ranks())])
+    results = rubric.score_group({"question": "q"}, [{"answer": "1"}, {"answer": "2"}])
+    assert all(math.isnan(result.value) for result in results)
+    assert "cannot be told apart" in results[0].feedback
