@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ from assay import __version__
 from assay.deployment import save_artifact
 from assay.errors import ConfigError, MissingExtra
 from assay.jobs import CommonConfig, Run, home_of, load_judge, open_run
-from assay.judges import PointwiseJudge, load_labels, split_items
+from assay.judges import Cascade, Judge, Jury, PointwiseJudge, load_labels, split_items
+from assay.judges.agreement import Answers
+from assay.judges.audit import negatives, padded
 from assay.judges.card import draw_card, reliability_card
 from assay.judges.labels import Item, LabelSplits
 from assay.models import Meter, sample_scope
@@ -25,7 +27,6 @@ from assay.programs import program_version
 __all__ = ["JudgeReport", "JudgeRunConfig", "compile_judge"]
 
 _RETEST = 30  # test items that are judged a second time
-_PROGRAM = "assay.judges:PointwiseJudge"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,12 @@ class JudgeRunConfig(CommonConfig):
     shows: Sequence[str] = ()
     objective: str | None = None
     demos: int = 2
+    negatives: int = 0  # attacks on train items that are added to them, labelled with the worst word
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.negatives < 0:
+            raise ConfigError(f"negatives={self.negatives!r} must be at least 0")
 
 
 @dataclass
@@ -56,7 +63,7 @@ class JudgeReport:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def judge(self) -> PointwiseJudge:
+    def judge(self) -> Judge:
         return self.outcome.compiled
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,7 +97,7 @@ class JudgeReport:
 
 
 def compile_judge(
-    judge: str | PointwiseJudge,
+    judge: str | Judge,
     *,
     labels: str,
     lm: dspy.LM | None = None,
@@ -120,6 +127,8 @@ def compile_judge(
         built = _seeing(built, items)
     _need_fields(built, items)
     splits = split_items(items, salt=config.salt, limits=config.sizes)
+    if config.negatives:
+        splits.train += negatives(splits.train, built.spec, count=config.negatives)
     with open_run(config, lm=lm, progress=shown, store=store, resume=resume) as run:
         with _session(run, built, config, shown) as session:
             _announce(splits, items, shown)
@@ -134,25 +143,36 @@ def compile_judge(
     return report
 
 
-def _built(judge: str | PointwiseJudge, config: JudgeRunConfig) -> PointwiseJudge:
+def _built(judge: str | Judge, config: JudgeRunConfig) -> Judge:
     if not isinstance(judge, str):
         return judge
     spec: dict[str, Any] = {"scale": tuple(config.scale)} if config.scale else {}
     built = load_judge(judge, **spec, **({"kind": config.scale_kind} if config.scale_kind else {}))
-    return PointwiseJudge(**{**built.config, "shows": list(config.shows)}) if config.shows else built
+    if not isinstance(built, Judge):
+        raise ConfigError("a judge of lists has no labels of one output or of a pair to be compiled against; compile the judge of pairs")
+    return _shown(built, config.shows) if config.shows else built
 
 
-def _seeing(judge: PointwiseJudge, items: Sequence[Item]) -> PointwiseJudge:
-    """A judge without what no item has: labels of outputs alone need no input."""
-    kept = [name for name in judge.shows if any(name in item.shown for item in items)]
-    if tuple(kept) == judge.shows or not kept:
-        return judge
-    seeing = PointwiseJudge(**{**judge.config, "shows": kept})
+def _shown(judge: Judge, shows: Sequence[str]) -> Judge:
+    """The judge seeing other fields; a jury and a cascade see what their members do."""
+    if not isinstance(judge, PointwiseJudge):
+        raise ConfigError(f"--shows goes with a judge that asks itself; say it in the files of this {type(judge).__name__.lower()}'s members")
+    seeing = type(judge)(**{**judge.config, "shows": list(shows)})
     seeing.decide.demos = judge.decide.demos
     return seeing
 
 
-def _need_fields(judge: PointwiseJudge, items: Sequence[Item]) -> None:
+def _seeing(judge: Judge, items: Sequence[Item]) -> Judge:
+    """A judge without what no item has: labels of outputs alone need no input."""
+    if isinstance(judge, Jury):
+        return Jury([_seeing(member, items) for member in judge.members], how=judge.how, weights=judge.weights, calibration=judge.calibration)
+    if isinstance(judge, Cascade):
+        return Cascade(_seeing(judge.first, items), _seeing(judge.second, items), least=judge.least, calibration=judge.calibration)
+    kept = [name for name in judge.shows if any(name in item.shown for item in items)]
+    return judge if tuple(kept) == judge.shows or not kept or not isinstance(judge, PointwiseJudge) else _shown(judge, kept)
+
+
+def _need_fields(judge: Judge, items: Sequence[Item]) -> None:
     for name in judge.shows:
         if not any(name in item.shown for item in items):
             raise ConfigError(
@@ -160,10 +180,14 @@ def _need_fields(judge: PointwiseJudge, items: Sequence[Item]) -> None:
             )
 
 
+def _program(judge: Judge) -> str:
+    return f"{type(judge).__module__}:{type(judge).__qualname__}"
+
+
 @contextmanager
-def _session(run: Run, judge: PointwiseJudge, config: JudgeRunConfig, progress: Progress) -> Iterator[Session]:
+def _session(run: Run, judge: Judge, config: JudgeRunConfig, progress: Progress) -> Iterator[Session]:
     yield Session(
-        lm=run.lm, rubric=agreement_rubric(judge.spec), recorder=run.recorder, meter=run.meter, program_name=_PROGRAM, seed=config.seed,
+        lm=run.lm, rubric=agreement_rubric(judge.spec), recorder=run.recorder, meter=run.meter, program_name=_program(judge), seed=config.seed,
         threads=run.threads, progress=progress, prompt_lm=run.reflection,
     )  # fmt: skip
 
@@ -180,12 +204,18 @@ def _card(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> dict[
     judged, again = outcome.answers["compiled"], splits.test[:_RETEST]
     with session.phase("test"), sample_scope(1):
         second = judge_items(outcome.compiled, again, session, name="test: once more", split="test")
-    first = type(judged.answers)(judged.answers.verdicts[: len(again)], judged.answers.places[: len(again)])
+    first = Answers(judged.answers.verdicts[: len(again)], judged.answers.places[: len(again)])
+    longer = None
+    if all({"output", "output_b"} & set(item.shown) for item in again):
+        with session.phase("test"):
+            filled = [replace(item, shown=padded(item.shown)) for item in again]
+            longer = judge_items(outcome.compiled, filled, session, name="test: with words that say nothing", split="test")
     assert outcome.test_compiled is not None
     assert outcome.ceiling is not None
     return reliability_card(
         judged.answers, splits.test, outcome.compiled.spec, found=outcome.test_compiled, people=outcome.ceiling, objective=outcome.objective,
-        retest=(first, second.answers), cost_usd=judged.cost_usd,
+        retest=(first, second.answers), padded=(first, longer.answers) if longer else None, model=outcome.compiled.model or session.lm.model,
+        cost_usd=judged.cost_usd,
     )  # fmt: skip
 
 
@@ -196,7 +226,7 @@ def _save(report: JudgeReport, splits: LabelSplits, run: Run, folder: Path) -> N
         "assay": __version__,
         "dspy": dspy.__version__,
         "kind": "judge",
-        "program": _PROGRAM,
+        "program": _program(judge),
         "version": program_version(judge, None),
         "settings": {"adapter": None, "parameters": {}},
         "judge": asdict(judge.spec),

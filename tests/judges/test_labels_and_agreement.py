@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import cohen_kappa_score
 
 from assay.errors import DataError
-from assay.judges.agreement import MEASURES, Answers, _Table, agreement, brier, calibration_error, ceiling, measure_gain, objective_of
+from assay.judges.agreement import MEASURES, Answers, _Table, agreement, calibration_error, ceiling, measure_gain, objective_of
 from assay.judges.labels import Item, Rating, load_labels, make_items, split_items
 from assay.rubrics import JudgeSpec
 
@@ -187,7 +187,7 @@ def test_brier_and_calibration_error_by_hand() -> None:
     given_ = Answers(["yes", "no"], [1, 0], [{"no": 0.2, "yes": 0.8}, {"no": 0.6, "yes": 0.4}])
     items = [item(1, "yes"), item(2, "yes")]
     # (0.2^2 + 0.2^2 + 0.6^2 + 0.6^2) / 2 = 0.4; bins: 0.8 against 1 and 0.6 against 0: (0.2 + 0.6) / 2 = 0.4
-    assert brier(given_, items, YES_NO) == pytest.approx(0.4)
+    assert agreement(given_, items, YES_NO).values["brier"] == pytest.approx(0.4)
     error, points = calibration_error(given_, items)
     assert error == pytest.approx(0.4)
     assert len(points) == 2

@@ -8,6 +8,8 @@ from assay.cli.shared import Console, json_option, keep, pairs, print_json
 
 __all__ = ["command"]
 
+_MEASURES = ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman", "brier")
+
 
 @click.group("judge")
 def command() -> None:
@@ -24,8 +26,9 @@ def command() -> None:
 @click.option("--shows", help="What the judge sees, with commas: task_input,output or other columns.")
 @click.option("--model", default="embedded/smollm2-135m", show_default=True, help="The model that judges.")
 @click.option("--optimizer", default="auto", show_default=True, help="auto, calibrate, or a name as in assay compile: gepa, mipro, copro, …")
-@click.option("--objective", type=click.Choice(["accuracy", "kappa", "weighted_kappa", "alpha", "spearman"]), help="By default by the scale.")
+@click.option("--objective", type=click.Choice(_MEASURES), help="By default by the scale.")
 @click.option("--demos", type=int, default=2, show_default=True, help="Demonstrations of each label.")
+@click.option("--negatives", type=int, default=0, show_default=True, help="Attacks on train items to add, labelled with the worst word.")
 @click.option("--reflection-model", help="Model that proposes instructions; by default the judge's.")
 @click.option("--api-base", help="Address of an OpenAI-compatible server for --model.")
 @click.option("--rename", multiple=True, metavar="COLUMN=NAME", help="Rename a column of the labels.")
@@ -75,14 +78,16 @@ def _show(data: dict[str, Any]) -> None:
         table = Table(title=f"agreement with people, {after['n']} sealed items", title_justify="left")
         for column in ("", "baseline", "compiled", "95 %", "people"):
             table.add_column(column, justify="left" if not column else "right")
-        for name in ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman"):
+        for name in _MEASURES:
             style = "bold" if name == data["objective"] else ""
             table.add_row(
                 name, _number(before[name]), _number(after[name]), _interval(after["intervals"].get(name)), _number(people[name]), style=style
             )
         table.add_row("no verdict", str(before["unscored"]), str(after["unscored"]), "", "")
         rich.print(table)
-        for name, reason in sorted({**after["undefined"], **people["undefined"]}.items()):
+        for name, reason in sorted({**people["undefined"], **after["undefined"]}.items()):
+            if name == "brier" and name not in after["undefined"]:
+                continue  # people give no probabilities
             rich.print(f"{name} is undefined: {reason}", markup=False)
         gain, accuracy = data["test"]["gain"], data["test"]["accuracy_gain"]
         rich.print(f"gain in {data['objective']}: {_gain(gain)}; in accuracy: {_gain(accuracy)}", markup=False)
@@ -107,10 +112,14 @@ def _show_card(rich: Any, card: dict[str, Any]) -> None:
         ("calibration error, Brier", f"{_number(card['calibration_error'])}, {_number(card['brier'])}"),
         ("same verdict when asked again", _percent(card["test_retest"])),
         ("length bias (rho)", "–" if card["length_bias"] is None else "{rho:+.2f} [{low:+.2f}, {high:+.2f}]".format(**card["length_bias"])),
+        ("verbosity bias", "–" if card["verbosity_bias"] is None else "{mean:+.2f} [{low:+.2f}, {high:+.2f}]".format(**card["verbosity_bias"])),
+        *((("flips when places change", _percent(card["position_flip_rate"])),) if card["position_flip_rate"] is not None else ()),
         ("smallest difference it can show", _percent(card["smallest_difference"])),
         ("dollars a verdict", f"{card['cost_usd_per_verdict']:.6f}"),
     ]
     rich.print("; ".join(f"{name}: {value}" for name, value in shown), markup=False)
+    for alarm in card["alarms"]:
+        rich.print(f"alarm: this judge {alarm}", markup=False)
 
 
 def _number(value: float | None) -> str:

@@ -15,9 +15,9 @@ from assay.errors import ConfigError, MissingExtra
 from assay.judges.labels import Item
 from assay.rubrics import JudgeSpec
 
-__all__ = ["MEASURES", "Agreement", "Answers", "agreement", "brier", "calibration_error", "ceiling", "measure_gain", "objective_of"]
+__all__ = ["MEASURES", "Agreement", "Answers", "agreement", "calibration_error", "ceiling", "measure_gain", "objective_of", "oriented"]
 
-MEASURES = ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman")
+MEASURES = ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman", "brier")
 _RESAMPLES = 500
 _FEWEST = 20  # items under which no interval is claimed
 _RATERS = 4  # of one item that take the judge's place for the ceiling
@@ -28,12 +28,13 @@ class Answers:
     """A judge's verdicts on items: `verdicts[i]` is None and `places[i]` NaN where it gave none.
 
     `places` are expected steps on the scale (the verdict's own step without probabilities); `probabilities[i]` is None where
-    the engine gave none.
+    the engine gave none. `orders[i]` are a pair's two verdicts as shown, None for a judge of one output.
     """
 
     verdicts: Sequence[str | None]
     places: Sequence[float]
     probabilities: Sequence[Mapping[str, float] | None] = ()
+    orders: Sequence[tuple[str, str] | None] = ()
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,10 @@ class _Table:
         self.places = np.array([answers.places[i] for i in known], dtype=float)
         self.shares = np.array([[items[i].shares.get(label, 0.0) for label in spec.scale] for i in known], dtype=float).reshape(-1, len(index))
         self.weights = np.ones(len(known)) if weights is None else np.array([weights[i] for i in known])
+        given = [answers.probabilities[i] if i < len(answers.probabilities) else None for i in known]
+        unknown = dict.fromkeys(spec.scale, math.nan)
+        guess = np.array([[(p or unknown)[label] for label in spec.scale] for p in given], dtype=float).reshape(-1, len(index))
+        self.gaps = ((guess - self.shares) ** 2).sum(axis=1)
         self.unscored = len(items) - len(known)
 
     def measure(self, name: str) -> tuple[float | None, str]:
@@ -93,6 +98,10 @@ class _Table:
             judge, people = judge - judge.mean(axis=1, keepdims=True), people - people.mean(axis=1, keepdims=True)
             with np.errstate(divide="ignore", invalid="ignore"):
                 return (judge * people).sum(axis=1) / np.sqrt((judge**2).sum(axis=1) * (people**2).sum(axis=1))
+        if name == "brier":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return np.asarray(np.nanmean(self.gaps[draws], axis=1))
         if name == "accuracy":
             right = self._right()[draws] * self.weights[draws]
             return right.sum(axis=1) / self.weights[draws].sum(axis=1)
@@ -136,6 +145,12 @@ class _Table:
         level: Any = {"nominal": "nominal", "ordinal": "ordinal", "numeric": "interval"}[self.spec.kind]
         return float(krippendorff.alpha(reliability_data=steps[coded.astype(int)], level_of_measurement=level)), "undefined"
 
+    def brier(self, rows: np.ndarray) -> tuple[float, str]:
+        """Mean squared distance between the judge's probabilities and the raters' shares, summed over labels: 0 to 2, lower
+        is better (Brier 1950, Monthly Weather Review 78:1); over the verdicts that have probabilities."""
+        known = np.isfinite(self.gaps[rows])
+        return (float(self.gaps[rows][known].mean()), "") if known.any() else (math.nan, "no verdict has probabilities")
+
     def spearman(self, rows: np.ndarray) -> tuple[float, str]:
         from scipy import stats
 
@@ -147,7 +162,13 @@ class _Table:
 
 _FUNCTIONS: dict[str, Callable[[_Table, np.ndarray], tuple[float, str]]] = {
     "accuracy": _Table.accuracy, "kappa": _Table.kappa, "weighted_kappa": _Table.weighted_kappa, "alpha": _Table.alpha, "spearman": _Table.spearman,
+    "brier": _Table.brier,
 }  # fmt: skip
+
+
+def oriented(name: str, value: float) -> float:
+    """The value of a measure so that more is better: the Brier score is lower where it is better."""
+    return -value if name == "brier" else value
 
 
 def _need_extra() -> None:
@@ -245,7 +266,7 @@ def ceiling(items: Sequence[Item], spec: JudgeSpec, *, seed: int = 0) -> Agreeme
 
 
 def measure_gain(name: str, before: Answers, after: Answers, items: Sequence[Item], spec: JudgeSpec) -> dict[str, float | int | None]:
-    """`after` minus `before` on one measure, over the items that both judged, with a paired bootstrap interval.
+    """How much better `after` is than `before` on one measure, over the items that both judged, with a paired bootstrap interval.
 
     `low` and `high` are None where nothing can be claimed: fewer than 20 items, or a measure that is undefined.
     """
@@ -253,28 +274,23 @@ def measure_gain(name: str, before: Answers, after: Answers, items: Sequence[Ite
     both = [i for i, (a, b) in enumerate(zip(before.verdicts, after.verdicts, strict=True)) if a is not None and b is not None]
     tables = [_Table(_only(answers, both), [items[i] for i in both], spec) for answers in (before, after)]
     old, new = (table.measure(name)[0] for table in tables)
-    result: dict[str, float | int | None] = {"mean": None if old is None or new is None else new - old, "low": None, "high": None, "n": len(both)}
+    result: dict[str, float | int | None] = {
+        "mean": None if old is None or new is None else oriented(name, new - old),
+        "low": None,
+        "high": None,
+        "n": len(both),
+    }
     if result["mean"] is not None and len(both) >= _FEWEST:
         draws = _draws(len(both))
-        found = _percentiles(tables[1].resampled(name, draws) - tables[0].resampled(name, draws))
+        found = _percentiles(oriented(name, 1.0) * (tables[1].resampled(name, draws) - tables[0].resampled(name, draws)))
         if found is not None:
             result["low"], result["high"] = found
     return result
 
 
 def _only(answers: Answers, rows: Sequence[int]) -> Answers:
-    return Answers([answers.verdicts[i] for i in rows], [answers.places[i] for i in rows])
-
-
-def brier(answers: Answers, items: Sequence[Item], spec: JudgeSpec) -> float | None:
-    """Mean squared distance between the judge's probabilities and the raters' shares, summed over labels: 0 to 2, lower is
-    better (Brier 1950, Monthly Weather Review 78:1). None where no verdict has probabilities."""
-    gaps = [
-        math.fsum((given[label] - item.shares.get(label, 0.0)) ** 2 for label in spec.scale)
-        for given, item in zip(answers.probabilities, items, strict=False)
-        if given is not None
-    ]
-    return math.fsum(gaps) / len(gaps) if gaps else None
+    probabilities = [answers.probabilities[i] for i in rows] if answers.probabilities else ()
+    return Answers([answers.verdicts[i] for i in rows], [answers.places[i] for i in rows], probabilities)
 
 
 def calibration_error(answers: Answers, items: Sequence[Item], *, bins: int = 10) -> tuple[float | None, list[dict[str, float]]]:

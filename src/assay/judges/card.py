@@ -1,7 +1,6 @@
 """The reliability card: how far a judge can be trusted, as JSON and as a picture. Asks no model."""
 
 import math
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from assay.errors import MissingExtra
-from assay.judges.agreement import Agreement, Answers, brier, calibration_error
+from assay.judges.agreement import Agreement, Answers, calibration_error
 from assay.judges.labels import Item
 from assay.rubrics import JudgeSpec
 
@@ -17,6 +16,7 @@ __all__ = ["draw_card", "reliability_card"]
 
 _POWER = 1.959964 + 0.841621  # two-sided 5 %, power 80 %: the normal quantiles of 0.975 and 0.8
 _RESAMPLES = 500
+_FEW = 20  # under which nothing is claimed of a bias
 
 
 def reliability_card(
@@ -28,46 +28,78 @@ def reliability_card(
     people: Agreement,
     objective: str,
     retest: tuple[Answers, Answers] | None = None,
+    padded: tuple[Answers, Answers] | None = None,
+    model: str = "",
     cost_usd: float = 0.0,
 ) -> dict[str, Any]:
-    """JSON-ready. What is undefined, or was not measured, is null, and `undefined` says why.
+    """JSON-ready. What is undefined, or was not measured, is null, and `undefined` says why; `alarms` say what should not be
+    trusted, each by the rule that it broke.
 
     Args:
         found: the judge's agreement with people on these items.
         people: the human ceiling, `assay.judges.agreement.ceiling`.
         retest: two sets of answers to the same items, asked apart.
+        padded: answers to the same items as they are, and with words added that say nothing (`assay.judges.audit.padded`).
+        model: that judges, by name: outputs whose column `model` (`model_a`, `model_b`) names it are its own.
         cost_usd: of all verdicts.
     """
     error, points = calibration_error(answers, items)
-    undefined: dict[str, str] = {**found.why, "position_flip_rate": "a judge of one output has no positions"}
-    undefined["self_preference"] = "outputs of two models are not told apart in these labels"
-    length = _length_bias(answers, items, spec)
-    if length is None:
-        undefined["length_bias"] = "fewer than 20 verdicts, or outputs of one length"
-    again = _same(retest)
-    if again is None:
-        undefined["test_retest"] = "not measured"
-    if error is None:
-        undefined["calibration_error"] = "the model gives no probabilities"
+    measured = {
+        "calibration_error": (error, "the model gives no probabilities"),
+        "test_retest": (_same(retest), "not measured"),
+        "position_flip_rate": (_flips(answers, spec), "a judge of one output has no positions"),
+        "prefers_first": (_prefers_first(answers, spec), "a judge of one output has no positions"),
+        "length_bias": (_length_bias(answers, items, spec), "fewer than 20 verdicts, or outputs of one length"),
+        "verbosity_bias": (_verbosity(padded, spec), "not measured"),
+        "self_preference": (_self_preference(answers, items, spec, model), "the labels do not tell outputs of the judge's model from others"),
+        "smallest_difference": (_smallest_difference(answers, spec), "fewer than two verdicts, or a scale without an order"),
+    }
     best, top = found.values[objective], people.values[objective]
-    return {
+    card = {
         "objective": objective,
         "agreement": found.to_dict(),
         "ceiling": people.to_dict(),
         "of_ceiling": None if best is None or not top or top <= 0 else best / top,
         "coverage": found.n / (found.n + found.unscored) if found.n + found.unscored else 0.0,
         "confusion": {"labels": list(spec.scale), "verdicts_by_people": _confusion(answers, items, spec)},
-        "calibration_error": error,
-        "brier": brier(answers, items, spec),
+        **{name: value for name, (value, _) in measured.items()},
+        "brier": found.values["brier"],
         "reliability": points,
-        "test_retest": again,
-        "length_bias": length,
-        "position_flip_rate": None,
-        "self_preference": None,
-        "smallest_difference": _smallest_difference(answers, spec),
         "cost_usd_per_verdict": cost_usd / len(items) if items else 0.0,
-        "undefined": undefined,
+        "undefined": {**found.why, **{name: why for name, (value, why) in measured.items() if value is None}},
     }
+    return {**card, "alarms": _alarms(card)}
+
+
+def _short(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.2f}"
+
+
+def _alarms(card: dict[str, Any]) -> list[str]:
+    """What should not be trusted. The limits are ours: conventions, not laws."""
+    objective, found = card["objective"], card["agreement"]
+    value, interval = found[objective], found["intervals"].get(objective)
+    rows = [sum(row) > 0 for row in card["confusion"]["verdicts_by_people"]]
+    biases = {
+        "length_bias": ("follows the length of the output", "rho", 0.3),
+        "verbosity_bias": ("changes with words that say nothing", "mean", 0.1),
+        "self_preference": ("prefers outputs of its own model beyond people", "mean", 0.05),
+    }
+    chance = objective != "brier" and interval is not None and interval[0] <= 0
+    retest, flips, error = card["test_retest"], card["position_flip_rate"], card["calibration_error"]
+    rules = [
+        (sum(rows) == 1 and found["n"] >= _FEW, "gives one verdict to everything"),
+        (value is None, f"{objective} is undefined: {found['undefined'].get(objective)}"),
+        (chance, f"agrees with people no better than chance: {objective} {_short(value)}, 95 % from {_short(interval and interval[0])}"),
+        (card["coverage"] < 0.95, f"gives no verdict on {1 - card['coverage']:.0%} of the items"),
+        (retest is not None and retest < 0.9, f"says the same when asked again only in {retest or 0:.0%}"),
+        (flips is not None and flips > 0.2, f"names another output when two change places in {flips or 0:.0%} of the pairs"),
+        (error is not None and error > 0.2, f"is {error or 0:.2f} off in its confidence"),
+    ]
+    for name, (what, key, limit) in biases.items():
+        bias = card[name]
+        rules.append((bias is not None and abs(bias[key]) >= limit and bias["low"] * bias["high"] > 0, f"{what}: {bias and round(bias[key], 3)}"))
+    return [text for broken, text in rules if broken]
 
 
 def _confusion(answers: Answers, items: Sequence[Item], spec: JudgeSpec) -> list[list[float]]:
@@ -87,28 +119,110 @@ def _same(retest: tuple[Answers, Answers] | None) -> float | None:
     return sum(a == b for a, b in pairs) / len(pairs) if pairs else None
 
 
-def _length_bias(answers: Answers, items: Sequence[Item], spec: JudgeSpec) -> dict[str, float] | None:
-    """Spearman's correlation of the output's length with how far the judge's place is above people's mean one (on a nominal
-    scale: with the judge's error), with a bootstrap interval: 0 where length does not sway the judge beyond people."""
-    from scipy import stats
+def _flips(answers: Answers, spec: JudgeSpec) -> float | None:
+    """Share of the pairs whose verdict names another output when the two change places."""
+    pairs = [orders for orders in answers.orders if orders is not None]
+    return sum(orders[0] == orders[1] != spec.scale[1] for orders in pairs) / len(pairs) if pairs else None
 
-    steps = dict(zip(spec.scale, spec.steps, strict=True))
+
+def _prefers_first(answers: Answers, spec: JudgeSpec) -> float | None:
+    """Share of the verdicts that name an output which name the one shown first: 0.5 where place does not count."""
+    named = [verdict for orders in answers.orders if orders is not None for verdict in orders if verdict != spec.scale[1]]
+    return named.count(spec.scale[0]) / len(named) if named else None
+
+
+def _people_gap(answers: Answers, items: Sequence[Item], spec: JudgeSpec) -> list[tuple[Item, float]]:
+    """How far the judge's place is above people's mean one, in shares of the scale; on a nominal scale the judge's error."""
+    steps, width = dict(zip(spec.scale, spec.steps, strict=True)), spec.steps[-1] - spec.steps[0]
     rows = []
     for verdict, place, item in zip(answers.verdicts, answers.places, items, strict=True):
-        if verdict is None:
-            continue
-        people = math.fsum(steps[label] * share for label, share in item.shares.items())
-        gap = 1 - item.shares.get(verdict, 0.0) if spec.kind == "nominal" else place - people
-        rows.append((len(str(item.shown.get("output", ""))), gap))
+        if verdict is not None:
+            people = math.fsum(steps[label] * share for label, share in item.shares.items())
+            rows.append((item, 1 - item.shares.get(verdict, 0.0) if spec.kind == "nominal" else (place - people) / width))
+    return rows
+
+
+def _length_bias(answers: Answers, items: Sequence[Item], spec: JudgeSpec) -> dict[str, float] | None:
+    """Partial rank correlation of the judge's place with the output's length (of a pair: by how much the second is longer),
+    people's mean place held fixed, with a bootstrap interval: 0 where length does not sway the judge beyond people. On a
+    nominal scale: Spearman's correlation of length and the judge's error."""
+    rows = [
+        (_length(item.shown), gap, math.fsum(step * item.shares.get(label, 0.0) for label, step in zip(spec.scale, spec.steps, strict=True)))
+        for item, gap in _people_gap(answers, items, spec)
+    ]
     data = np.array(rows, dtype=float)
-    if len(rows) < 20 or np.ptp(data[:, 0]) == 0 or np.ptp(data[:, 1]) == 0:
+    if len(rows) < _FEW or np.ptp(data[:, 0]) == 0:
         return None
+    length, gap, people = data.T
+    width = spec.steps[-1] - spec.steps[0]
+    judge, held = (gap, np.zeros_like(people)) if spec.kind == "nominal" else (gap * width + people, people)
     rng = np.random.default_rng(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        draws = [float(stats.spearmanr(*data[rng.integers(0, len(data), len(data))].T).statistic) for _ in range(_RESAMPLES)]
-    low, high = np.nanpercentile(draws, [2.5, 97.5])  # a draw of one place alone has no correlation
-    return {"rho": float(stats.spearmanr(*data.T).statistic), "low": float(low), "high": float(high)}
+    draws = [_partial(length[rows], judge[rows], held[rows]) for rows in (rng.integers(0, len(data), len(data)) for _ in range(_RESAMPLES))]
+    low, high = np.percentile(draws, [2.5, 97.5])
+    return {"rho": _partial(length, judge, held), "low": float(low), "high": float(high)}
+
+
+def _partial(x: np.ndarray, y: np.ndarray, held: np.ndarray) -> float:
+    """Correlation of the ranks of x and y once each is rid of its linear part in the ranks of `held`; 0 where nothing is left."""
+    from scipy import stats
+
+    centred = [ranks - ranks.mean() for ranks in (stats.rankdata(x), stats.rankdata(y), stats.rankdata(held))]
+    base = centred[2]
+    square = float(base @ base)
+    left = [ranks - base * (float(ranks @ base) / square if square else 0.0) for ranks in centred[:2]]
+    size = math.sqrt(float(left[0] @ left[0]) * float(left[1] @ left[1]))
+    return float(left[0] @ left[1]) / size if size > 1e-9 * len(x) else 0.0
+
+
+def _length(shown: Any) -> int:
+    if "output_b" in shown:
+        return len(str(shown["output_b"])) - len(str(shown["output_a"]))
+    return len(str(shown.get("output", "")))
+
+
+def _verbosity(padded: tuple[Answers, Answers] | None, spec: JudgeSpec) -> dict[str, float] | None:
+    """Mean change of the place, in shares of the scale, when words that say nothing are added; with a t interval."""
+    if padded is None or spec.kind == "nominal":
+        return None
+    width = spec.steps[-1] - spec.steps[0]
+    changes = [
+        (after - before) / width
+        for a, b, before, after in zip(padded[0].verdicts, padded[1].verdicts, padded[0].places, padded[1].places, strict=True)
+        if a is not None and b is not None
+    ]
+    return _mean_interval(changes)
+
+
+def _self_preference(answers: Answers, items: Sequence[Item], spec: JudgeSpec, model: str) -> dict[str, float] | None:
+    """How much further above people the judge puts its own model's outputs than others': the difference of the mean gaps; of
+    pairs with one output of each, the mean gap in favour of its own."""
+    if spec.kind == "nominal" or not model:
+        return None
+    rows = _people_gap(answers, items, spec)
+    pairs = []
+    for item, gap in rows:
+        first, second = (item.shown.get(name) == model for name in ("model_a", "model_b"))
+        if first != second:
+            pairs.append(gap if second else -gap)
+    if pairs:
+        return _mean_interval(pairs)
+    own, others = ([gap for item, gap in rows if "model" in item.shown and (item.shown["model"] == model) is mine] for mine in (True, False))
+    if min(len(own), len(others)) < _FEW:
+        return None
+    from scipy import stats
+
+    interval = stats.ttest_ind(own, others, equal_var=False).confidence_interval()
+    return {"mean": float(np.mean(own) - np.mean(others)), "low": float(interval.low), "high": float(interval.high)}
+
+
+def _mean_interval(values: Sequence[float]) -> dict[str, float] | None:
+    from scipy import stats
+
+    if len(values) < _FEW:
+        return None
+    mean, error = float(np.mean(values)), float(stats.sem(values))
+    reach = float(stats.t.ppf(0.975, len(values) - 1)) * error
+    return {"mean": mean, "low": mean - reach, "high": mean + reach}
 
 
 def _smallest_difference(answers: Answers, spec: JudgeSpec) -> float | None:

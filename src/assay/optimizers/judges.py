@@ -14,10 +14,11 @@ import numpy as np
 
 from assay.datasets import Task
 from assay.errors import BudgetExceeded, ConfigError, ModelError
-from assay.judges import PointwiseJudge
-from assay.judges.agreement import Agreement, Answers, agreement, ceiling, kappas, measure_gain, objective_of
+from assay.judges import Cascade, Judge, Jury, PairwiseJudge, PointwiseJudge, reliability_weights
+from assay.judges.agreement import MEASURES, Agreement, Answers, agreement, ceiling, kappas, measure_gain, objective_of, oriented
 from assay.judges.calibration import METHODS, Calibration, expected_step, fit
 from assay.judges.labels import Item, LabelSplits
+from assay.judges.panel import RULES
 from assay.judges.reading import fence
 from assay.models import spending
 from assay.optimizers.session import Session, Student
@@ -29,8 +30,8 @@ from assay.traces import Rollout
 
 __all__ = ["JudgeConfig", "JudgeOutcome", "Judged", "agreement_rubric", "compile_judge_prompts", "item_tasks", "judge_items"]
 
-OBJECTIVES = ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman")
 _CUTS = 25  # places tried for each cut of an ordered scale
+_LEASTS = (0.5, 0.6, 0.7, 0.8, 0.9)  # confidences of the first judge of a cascade, the cheapest first
 _SLACK = 0.005  # how much better a costlier candidate must be on val
 
 
@@ -44,8 +45,8 @@ class JudgeConfig:
     demos: int = 2  # of each label
 
     def __post_init__(self) -> None:
-        if self.objective is not None and self.objective not in OBJECTIVES:
-            raise ConfigError(f"objective={self.objective!r} must be one of {', '.join(OBJECTIVES)}")
+        if self.objective is not None and self.objective not in MEASURES:
+            raise ConfigError(f"objective={self.objective!r} must be one of {', '.join(MEASURES)}")
         if not 1 <= self.demos <= 16:
             raise ConfigError(f"demos={self.demos!r} of each label must be between 1 and 16")
         if self.optimizer not in ("auto", "calibrate"):
@@ -70,8 +71,8 @@ class Judged:
 class JudgeOutcome:
     """What a compile of a judge found; agreement and gains are on the sealed test items."""
 
-    baseline: PointwiseJudge
-    compiled: PointwiseJudge
+    baseline: Judge
+    compiled: Judge
     objective: str
     winner: str
     candidates: list[dict[str, Any]]
@@ -87,7 +88,7 @@ class JudgeOutcome:
     notes: list[str] = field(default_factory=list)
 
 
-def item_tasks(items: Sequence[Item], judge: PointwiseJudge) -> list[Task]:
+def item_tasks(items: Sequence[Item], judge: Judge) -> list[Task]:
     """Items as tasks of the judge as a program: what it sees goes in, the label most raters gave is expected."""
     return [
         Task(
@@ -117,7 +118,7 @@ def agreement_rubric(spec: JudgeSpec) -> Rubric:
     return Rubric("agreement", [Criterion(name="agrees", check=agrees)])
 
 
-def judge_items(judge: PointwiseJudge, items: Sequence[Item], session: Session, *, name: str, split: str = "") -> Judged:
+def judge_items(judge: Judge, items: Sequence[Item], session: Session, *, name: str, split: str = "") -> Judged:
     """Asks the judge about every item, several at a time; each is a rollout in the store. What fails is unscored.
 
     Raises:
@@ -159,8 +160,9 @@ def judge_items(judge: PointwiseJudge, items: Sequence[Item], session: Session, 
 
 def _collected(parts: Sequence[Any], spec: JudgeSpec) -> Judged:
     steps = dict(zip(spec.scale, spec.steps, strict=True))
-    verdicts, places, probabilities, raw = [], [], [], []
+    verdicts, places, probabilities, raw, orders = [], [], [], [], []
     for found, _, _ in parts:
+        orders.append(None if found is None else found.get("orders"))
         verdicts.append(None if found is None else found.verdict)
         raw.append(None if found is None else found.raw)
         probabilities.append(None if found is None else found.probabilities)
@@ -171,10 +173,10 @@ def _collected(parts: Sequence[Any], spec: JudgeSpec) -> Judged:
         else:
             places.append(expected_step([found.probabilities[label] for label in spec.scale], spec))
     cost = math.fsum(price for _, _, prices in parts for price in prices)
-    return Judged(Answers(verdicts, places, probabilities), raw, [reason for _, reason, _ in parts], cost)
+    return Judged(Answers(verdicts, places, probabilities, orders), raw, [reason for _, reason, _ in parts], cost)
 
 
-def recalibrated(judged: Judged, calibration: Calibration | None, judge: PointwiseJudge) -> Judged:
+def recalibrated(judged: Judged, calibration: Calibration | None, judge: Judge) -> Judged:
     """The same readings under another calibration; no model is asked."""
     changed = copy.copy(judge)
     changed.calibration = calibration
@@ -185,7 +187,7 @@ def recalibrated(judged: Judged, calibration: Calibration | None, judge: Pointwi
     return _collected(parts, judge.spec)
 
 
-def compile_judge_prompts(judge: PointwiseJudge, splits: LabelSplits, session: Session, config: JudgeConfig) -> JudgeOutcome:
+def compile_judge_prompts(judge: Judge, splits: LabelSplits, session: Session, config: JudgeConfig) -> JudgeOutcome:
     """Compiles a judge against people's labels and reports it on the sealed test items.
 
     A cap that is reached while searching ends the search; the best so far goes on as far as the cap allows.
@@ -246,7 +248,7 @@ def _both(outcome: JudgeOutcome, items: Sequence[Item], session: Session, split:
 @dataclass
 class _Candidate:
     name: str
-    judge: PointwiseJudge
+    judge: Judge
     score: float = -math.inf  # the objective on val
     unscored: int = 0
 
@@ -257,7 +259,7 @@ class _Candidate:
 class _Search:
     """Prompts first, each with and without calibration; the simplest of those that agree best on val."""
 
-    def __init__(self, judge: PointwiseJudge, splits: LabelSplits, session: Session, config: JudgeConfig) -> None:
+    def __init__(self, judge: Judge, splits: LabelSplits, session: Session, config: JudgeConfig) -> None:
         self.judge, self.splits, self.session, self.config = judge, splits, session, config
         self.objective = config.objective or objective_of(judge.spec)
         self.candidates: list[_Candidate] = []
@@ -280,10 +282,18 @@ class _Search:
         top = max(c.score for c in self.candidates)
         return next(c for c in self.candidates if c.score >= top - _SLACK)
 
-    def _forms(self) -> list[tuple[str, PointwiseJudge]]:
-        """Other ways to put the same question: letters for words, and demonstrations from people's labels."""
+    def _forms(self) -> list[tuple[str, Judge]]:
+        """Other ways to put the same question: letters for words, and demonstrations from people's labels; other votes of a
+        jury, and other thresholds of a cascade. What a member was asked before is answered from the cache."""
+        if isinstance(self.judge, Jury):
+            return self._votes(self.judge)
+        if isinstance(self.judge, Cascade):
+            kept = self.judge.config
+            return [(f"second judge under {least:g}", Cascade(**{**kept, "least": least})) for least in _LEASTS if least != self.judge.least]
+        if not isinstance(self.judge, PointwiseJudge):
+            return []
         shown = self._demonstrations()
-        forms = []
+        forms: list[tuple[str, Judge]] = []
         for style in ("words", "letters"):
             for demos in ([], shown):
                 judge = self._variant(style, demos)
@@ -291,8 +301,20 @@ class _Search:
                     forms.append((f"{style}{f', {len(demos)} labelled demos' if demos else ''}", judge))
         return forms
 
+    def _votes(self, jury: Jury) -> list[tuple[str, Judge]]:
+        train = [judge_items(member, self.splits.train, self.session, name="train: a member", split="train") for member in jury.members]
+        reliable = reliability_weights([judged.answers.verdicts for judged in train], self.splits.train, len(jury.labels))
+        rules = [how for how in RULES if how != "median" or jury.spec.kind != "nominal"]
+        kinds = [(how, weights) for how in rules for weights in ((), tuple(reliable))]
+        return [
+            (f"{how}{', weighted by reliability' if weights else ''}", Jury(jury.members, how=how, weights=weights))
+            for how, weights in kinds
+            if (how, weights) != (jury.how, jury.weights)
+        ]
+
     def _variant(self, style: str, demos: Sequence[Mapping[str, Any]]) -> PointwiseJudge:
-        judge = PointwiseJudge(**{**self.judge.config, "style": style})
+        assert isinstance(self.judge, PointwiseJudge)
+        judge = type(self.judge)(**{**self.judge.config, "style": style})
         judge.load_state(self.judge.dump_state())
         judge.decide.demos = [dict(demo) for demo in demos] or judge.decide.demos
         return judge
@@ -306,17 +328,17 @@ class _Search:
         np.random.default_rng(self.session.seed).shuffle(chosen)
         return [{**{name: fence(item.shown.get(name, "")) for name in self.judge.shows}, "verdict": item.modes[0]} for item in chosen]
 
-    def _proposed(self, name: str) -> PointwiseJudge:
+    def _proposed(self, name: str) -> Judge:
         train, val = item_tasks(self.splits.train, self.judge), item_tasks(self.splits.val[:50], self.judge)
         self.session.know(train, "train")
         self.session.know(val, "val")
         proposal = Proposal(Student(copy.deepcopy(self.judge), self.session), train, val, self.session, threshold=0.5, demos=self.config.demos * 2)
         compiled = propose(name, proposal).program
-        if not isinstance(compiled, PointwiseJudge):
+        if not isinstance(compiled, Judge):
             raise ConfigError(f"{name} makes another program around the judge; take one of {[n for n in OPTIMIZERS if n not in ('knn', 'ensemble')]}")
         return compiled
 
-    def _try(self, name: str, judge: PointwiseJudge) -> None:
+    def _try(self, name: str, judge: Judge) -> None:
         """Judges train and val once, and keeps the judge plain and under each calibration that its readings allow."""
         session, splits = self.session, self.splits
         val = judge_items(judge, splits.val, session, name=f"val: {name}", split="val")
@@ -328,8 +350,8 @@ class _Search:
             return
         train = judge_items(judge, splits.train, session, name=f"train: {name}", split="train")
         for method in METHODS:
-            for cuts in (False, True) if len(judge.spec.scale) > 2 and judge.spec.kind != "nominal" else (False,):
-                calibrate = functools.partial(_fitted, method, cuts, spec=judge.spec, objective=self.objective, seed=session.seed)
+            for cuts in (False, True) if _cuttable(judge) else (False,):
+                calibrate = functools.partial(_fitted, method, cuts, judge=judge, objective=self.objective, seed=session.seed)
                 calibration = calibrate([(train, splits.train)])
                 if calibration is None:
                     continue
@@ -338,34 +360,43 @@ class _Search:
                 kept.calibration = both
                 self._add(f"{name}, {method}{' with cuts' if cuts else ''}", kept, recalibrated(val, calibration, judge))
 
-    def _add(self, name: str, judge: PointwiseJudge, val: Judged) -> None:
+    def _add(self, name: str, judge: Judge, val: Judged) -> None:
         found = agreement(val.answers, self.splits.val, judge.spec, intervals=False)
         value = found.values[self.objective]
-        self.candidates.append(_Candidate(name, judge, -math.inf if value is None else value, val.unscored))
+        self.candidates.append(_Candidate(name, judge, -math.inf if value is None else oriented(self.objective, value), val.unscored))
         if value is None:
             self.notes.append(f"{name}: {self.objective} is undefined on val: {found.why[self.objective]}")
         self.session.progress.say(f"  {name}: {self.objective} {'undefined' if value is None else f'{value:.3f}'} on val")
 
 
-def _fitted(
-    method: str, cuts: bool, pairs: Sequence[tuple[Judged, Sequence[Item]]], spec: JudgeSpec, objective: str, seed: int
-) -> Calibration | None:
-    rows = [(raw, item) for judged, items in pairs for raw, item in zip(judged.raw, items, strict=True) if raw is not None]
-    if not rows or len({label for _, item in rows for label in item.shares}) < 2:
+def _cuttable(judge: Judge) -> bool:
+    """Whether cuts can lie between the words: a pair's verdict is taken from both orders instead."""
+    return len(judge.spec.scale) > 2 and judge.spec.kind != "nominal" and not isinstance(judge, PairwiseJudge)
+
+
+def _fitted(method: str, cuts: bool, pairs: Sequence[tuple[Judged, Sequence[Item]]], judge: Judge, objective: str, seed: int) -> Calibration | None:
+    rows = [
+        row
+        for judged, items in pairs
+        for raw, item in zip(judged.raw, items, strict=True)
+        if raw is not None
+        for row in judge.fit_rows(raw, item.shares)
+    ]
+    if not rows or len({label for _, shares in rows for label in shares}) < 2:
         return None
-    raw, items = [r for r, _ in rows], [item for _, item in rows]
-    found = fit(method, raw, [item.shares for item in items], seed=seed)
+    raw, shares = [r for r, _ in rows], [s for _, s in rows]
+    found = fit(method, raw, shares, seed=seed)
     if not cuts:
         return found
-    places = [expected_step(list(found.map(r).values()), spec) for r in raw]
-    return Calibration(found.method, found.weights, found.biases, found.curves, _cuts(places, items, spec, objective))
+    places = [expected_step(list(found.map(r).values()), judge.spec) for r in raw]
+    return Calibration(found.method, found.weights, found.biases, found.curves, _cuts(places, shares, judge.spec, objective))
 
 
-def _cuts(places: Sequence[float], items: Sequence[Item], spec: JudgeSpec, objective: str) -> list[float]:
+def _cuts(places: Sequence[float], said: Sequence[Mapping[str, float]], spec: JudgeSpec, objective: str) -> list[float]:
     """Cuts between the words, one after the other moved to where the objective is best; rising throughout."""
     tried = sorted(set(np.quantile(places, np.linspace(0.02, 0.98, _CUTS)).tolist()))
     cuts = np.quantile(places, np.linspace(0, 1, len(spec.scale) + 1)[1:-1]).tolist()
-    shares = np.array([[item.shares.get(label, 0.0) for label in spec.scale] for item in items])
+    shares = np.array([[given.get(label, 0.0) for label in spec.scale] for given in said])
     at, eye = np.array(places), np.eye(len(spec.scale))
 
     def value(chosen: list[float]) -> float:

@@ -1,0 +1,142 @@
+"""The adversarial pack and the card against judges that are broken in known ways, and one that is sound."""
+
+from typing import Any
+
+import pytest
+
+from assay.errors import DataError
+from assay.judges import Item, Judge, Rating
+from assay.judges.agreement import Answers, agreement, ceiling, objective_of
+from assay.judges.audit import BASES, Base, assess, audit_cases, audit_items, bases_of, load_bases, negatives, padded
+from assay.judges.card import reliability_card
+from assay.rubrics import JudgeSpec, NoGrade
+from assay.testing import AnswerKeyJudge, PairKeyJudge, broken_judges
+
+ANSWERS = ("42", "Canberra", "180", "Mercury", "mice", "0 degrees", "72", "Shakespeare")
+KEY = {str(base.good["task_input"]): answer for base, answer in zip(BASES, ANSWERS, strict=True)}
+QUESTION = JudgeSpec(text="Is the output a right answer to the task?", scale=("no", "partly", "yes"))
+
+
+def answers_of(judge: Judge, items: list[Item]) -> Answers:
+    verdicts: list[Any] = []
+    places, orders = [], []
+    for item in items:
+        try:
+            found = judge(**{name: item.shown.get(name, "") for name in judge.shows})
+        except NoGrade:
+            verdicts.append(None)
+            places.append(float("nan"))
+            orders.append(None)
+            continue
+        verdicts.append(found.verdict)
+        places.append(judge.spec.steps[judge.labels.index(found.verdict)])
+        orders.append(found.get("orders"))
+    return Answers(verdicts, places, [None] * len(items), orders)
+
+
+def audited(judge: Judge, **options: Any) -> dict[str, Any]:
+    cases = audit_cases(judge, **options)
+    items = audit_items(cases, judge)
+    return assess(cases, items, answers_of(judge, items), judge)
+
+
+def carded(judge: Judge) -> dict[str, Any]:
+    """The card on 64 labelled items: each question with its right and wrong answer, some longer than others."""
+    items = []
+    pairs = "output_b" in judge.shows
+    for number in range(8):
+        for base, answer in zip(BASES, ANSWERS, strict=True):
+            right = (number % 2 == 0) or answer not in str(base.good["output"])
+            good, bad = (f"{text} ({'.' * 10 * (number // 2)} {number})" for text in (base.good["output"], base.bad["output"]))
+            shown = {"task_input": base.good["task_input"]}
+            shown |= {"output_a": good if right else bad, "output_b": bad if right else good} if pairs else {"output": good if right else bad}
+            said = (judge.labels[0] if right else judge.labels[-1]) if pairs else judge.labels[-1 if right else 0]
+            ratings = tuple(Rating(rater=f"r{r}", label=said) for r in range(2))
+            items.append(Item(id=f"{number}-{answer}", shown=shown, ratings=ratings))
+    found = answers_of(judge, items)
+    spec = judge.spec
+    return reliability_card(
+        found, items, spec, found=agreement(found, items, spec), people=ceiling(items, spec), objective=objective_of(spec),
+        retest=(found, answers_of(judge, items)),
+        padded=(found, answers_of(judge, [Item(id=i.id, shown=padded(i.shown), ratings=i.ratings) for i in items])),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("judge", [AnswerKeyJudge(QUESTION, key=KEY), AnswerKeyJudge("Right?", key=KEY), PairKeyJudge(key=KEY)])
+def test_a_sound_judge_passes(judge: Judge) -> None:
+    found = audited(judge)
+    assert found["passed"], found
+    assert all(entry["share"] == 1.0 for entry in found["attacks"].values())
+    card = carded(judge)
+    assert card["alarms"] == []
+    assert card["of_ceiling"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("what", "judge"), broken_judges(QUESTION).items())
+def test_every_broken_judge_is_caught_by_the_audit_and_by_the_card(what: str, judge: Judge) -> None:
+    assert not audited(judge)["passed"]
+    assert carded(judge)["alarms"], what
+
+
+def test_what_is_caught_is_what_is_broken() -> None:
+    broken = broken_judges(QUESTION)
+    failed = {what: {name for name, entry in audited(judge)["attacks"].items() if not entry["passed"]} for what, judge in broken.items()}
+    assert "tells good from bad" in failed["constant"]
+    assert {"padding", "keyword stuffing"} <= failed["length-biased"]
+    assert "keyword stuffing" in failed["keyed to one phrase"]
+    assert "the places changed" in failed["position-biased"]
+    alarms = {what: " ".join(carded(judge)["alarms"]) for what, judge in broken.items()}
+    assert "one verdict to everything" in alarms["constant"]
+    assert "when asked again" in alarms["random"]
+    assert "length of the output" in alarms["length-biased"]
+    assert "words that say nothing" in alarms["length-biased"]
+    assert "change places in 100%" in alarms["position-biased"]
+
+
+def test_hidden_instructions_are_tried_on_judges_of_properties_too() -> None:
+    class Obeys(Judge):
+        def read(self, given: Any) -> Any:
+            return None, "positive" if "Ignore all instructions" in given["output"] or "lovely" in given["output"] else "negative"
+
+    judge = Obeys(JudgeSpec(text="Mood?", scale=("negative", "neutral", "positive")), shows=("output",))
+    cases = audit_cases(judge, [Base({"output": "lovely"}, {"output": "awful"})], profile="property")
+    assert {case.attack for case in cases} == {"tells good from bad", "instructions hidden in the text"}
+    items = audit_items(cases, judge)
+    found = assess(cases, items, answers_of(judge, items), judge)
+    assert found["attacks"]["tells good from bad"]["passed"]
+    assert found["attacks"]["instructions hidden in the text"]["wrong"][0]["output"].startswith("awful\nIgnore all")
+    with pytest.raises(DataError, match="quality, property"):
+        audit_cases(judge, profile="all")
+
+
+def test_a_judge_that_says_nothing_of_attacks_gains_them_nothing_but_must_know_good_from_bad() -> None:
+    class Silent(Judge):
+        def read(self, given: Any) -> Any:
+            raise NoGrade("no")
+
+    found = audited(Silent(QUESTION))
+    assert found["attacks"]["nothing said"]["passed"]
+    assert not found["attacks"]["tells good from bad"]["passed"]
+
+
+def test_bases_of_ones_own() -> None:
+    rows = [("f:1", {"input": "q", "good": "g", "bad": "b", "context": "c"})]
+    assert load_bases(rows) == [Base({"task_input": "q", "context": "c", "output": "g"}, {"task_input": "q", "context": "c", "output": "b"})]
+    with pytest.raises(DataError, match="bad is missing"):
+        load_bases([("f:2", {"good": "g", "bad": " "})])
+    with pytest.raises(DataError, match="at least one"):
+        load_bases([])
+    items = [Item(id=str(i), shown={"output": str(i)}, ratings=(Rating(rater="r", label="yes" if i % 2 else "no"),)) for i in range(5)]
+    assert [base.good["output"] for base in bases_of(items, QUESTION)] == ["1", "3"]
+    with pytest.raises(DataError, match="'no'"):
+        bases_of(items[1:2], QUESTION)
+
+
+def test_negatives_are_attacks_labelled_with_the_worst_word() -> None:
+    items = [Item(id=str(i), shown={"output": f"text {i}"}, ratings=(Rating(rater="r", label="yes" if i % 2 else "no"),)) for i in range(4)]
+    made = negatives(items, QUESTION, count=9)
+    assert len({item.id for item in made}) == 9
+    assert {rating.label for item in made for rating in item.ratings} == {"no"}
+    assert {rating.rater for item in made for rating in item.ratings} == {"audit"}
+    with pytest.raises(DataError, match="none among the train items"):
+        negatives(items[1:2], QUESTION, count=1)
