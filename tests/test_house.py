@@ -8,7 +8,22 @@ from pathlib import Path
 import assay
 
 SOURCE = Path(assay.__file__).parent
-FLOORS = ["errors", "datasets", "models", "traces", "rubrics", "judges", "programs", "optimizers", "deployment", "jobs", "judging", "api", "cli"]
+FLOORS = [
+    "errors",
+    "datasets",
+    "models",
+    "traces",
+    "rubrics",
+    "judges",
+    "programs",
+    "optimizers",
+    "deployment",
+    "jobs",
+    "judging",
+    "verdicts",
+    "api",
+    "cli",
+]
 RANK = {name: index for index, name in enumerate(FLOORS)} | {"errors": 0, "datasets": 0, "models": 0}
 
 

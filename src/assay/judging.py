@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -11,20 +11,24 @@ from typing import Any
 import dspy
 
 from assay import __version__
+from assay.datasets import SPLITS
+from assay.datasets.tasks import content_hash
 from assay.deployment import save_artifact
-from assay.errors import ConfigError, MissingExtra
+from assay.errors import ConfigError, DataError, MissingExtra
 from assay.jobs import CommonConfig, Run, home_of, load_judge, open_run
 from assay.judges import Cascade, Judge, Jury, PointwiseJudge, load_labels, split_items
 from assay.judges.agreement import Answers
 from assay.judges.audit import negatives, padded
 from assay.judges.card import draw_card, reliability_card
-from assay.judges.labels import Item, LabelSplits
+from assay.judges.labels import Item, LabelSplits, make_items, rater_digest
+from assay.judges.loading import AnyJudge
 from assay.models import Meter, sample_scope
 from assay.optimizers import Progress, Session
 from assay.optimizers.judges import JudgeConfig, JudgeOutcome, agreement_rubric, compile_judge_prompts, judge_items
 from assay.programs import program_version
+from assay.traces import Store
 
-__all__ = ["JudgeReport", "JudgeRunConfig", "compile_judge"]
+__all__ = ["JudgeReport", "JudgeRunConfig", "compile_judge", "judge_session", "question_key", "rated_items"]
 
 _RETEST = 30  # test items that are judged a second time
 
@@ -122,7 +126,7 @@ def compile_judge(
     config = JudgeRunConfig(judge=name, labels=labels, **({"model": lm.model} if lm is not None else {}), **options)
     settings = JudgeConfig(optimizer=config.optimizer, objective=config.objective, demos=config.demos)
     built, shown = _built(judge, config), progress or Progress()
-    items = load_labels(labels, labels=built.labels, rename=config.rename)
+    items = rated_items(labels, built, config.rename, store)
     if isinstance(judge, str) and not config.shows:
         built = _seeing(built, items)
     _need_fields(built, items)
@@ -130,7 +134,7 @@ def compile_judge(
     if config.negatives:
         splits.train += negatives(splits.train, built.spec, count=config.negatives)
     with open_run(config, lm=lm, progress=shown, store=store, resume=resume) as run:
-        with _session(run, built, config, shown) as session:
+        with judge_session(run, built, shown, seed=config.seed) as session:
             _announce(splits, items, shown)
             run.status = "stopped"  # until all of it is done
             outcome = compile_judge_prompts(built, splits, session, settings)
@@ -141,6 +145,22 @@ def compile_judge(
                 run.status = "done"
         _save(report, splits, run, Path(out) if out else home_of(store) / "artifacts" / f"judge-{config.optimizer.rpartition(':')[2].lower()}")
     return report
+
+
+def question_key(judge: AnyJudge) -> str:
+    """What labels in the store are kept under: a hash of the question and its scale."""
+    return content_hash({"text": judge.spec.text, "scale": list(judge.spec.scale)})[:16]
+
+
+def rated_items(labels: str, judge: Judge, rename: Mapping[str, str], store: str | Path | None) -> list[Item]:
+    """Items with their ratings from a source, or, where it is `store`, from what people said with `assay judge label`."""
+    if labels != "store":
+        return load_labels(labels, labels=judge.labels, rename=rename)
+    with Store(store) as opened:
+        rows = [(f"label {at + 1} of the store", row) for at, row in enumerate(opened.labels(question_key(judge)))]
+    if not rows:
+        raise DataError("the store has no labels for this judge's question and scale; collect some with assay judge label")
+    return make_items(rows, labels=judge.labels, spec="the store")
 
 
 def _built(judge: str | Judge, config: JudgeRunConfig) -> Judge:
@@ -185,9 +205,10 @@ def _program(judge: Judge) -> str:
 
 
 @contextmanager
-def _session(run: Run, judge: Judge, config: JudgeRunConfig, progress: Progress) -> Iterator[Session]:
+def judge_session(run: Run, judge: Judge, progress: Progress, *, seed: int = 0) -> Iterator[Session]:
+    """What `judge_items` needs of an open run."""
     yield Session(
-        lm=run.lm, rubric=agreement_rubric(judge.spec), recorder=run.recorder, meter=run.meter, program_name=_program(judge), seed=config.seed,
+        lm=run.lm, rubric=agreement_rubric(judge.spec), recorder=run.recorder, meter=run.meter, program_name=_program(judge), seed=seed,
         threads=run.threads, progress=progress, prompt_lm=run.reflection,
     )  # fmt: skip
 
@@ -238,7 +259,9 @@ def _save(report: JudgeReport, splits: LabelSplits, run: Run, folder: Path) -> N
         "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "result": data,
     }
+    raters = {rater_digest(rating.rater) for name in SPLITS for item in getattr(splits, name) for rating in item.ratings}
     report.artifact = save_artifact(folder.resolve(), judge, manifest, splits={"ratings": splits.ratings()}, report=_markdown(data))
+    run.store.put_judge(str(report.artifact), sorted(raters))
     if report.card:
         (report.artifact / "card.json").write_text(json.dumps(report.card, indent=1))
         try:

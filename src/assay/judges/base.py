@@ -15,7 +15,7 @@ from assay.rubrics import JudgeSpec
 
 __all__ = ["Judge", "Reading", "make_spec"]
 
-Reading = Mapping[str, Any]  # what was read from the model, as JSON, before any calibration; its shape is the judge's own
+Reading = Mapping[str, Any]  # what was read from the model before any calibration: by default probabilities by label, and `tokens`
 
 
 class Judge(dspy.Module):  # type: ignore[misc]
@@ -76,23 +76,21 @@ class Judge(dspy.Module):  # type: ignore[misc]
         if reading is None:
             value = self.spec.grade(str(verdict)) if self.spec.graded else None
             return dspy.Prediction(verdict=verdict, probabilities=None, raw=None, confidence=None, value=value)
-        raw = {label: reading[label] for label in self.labels}
-        final, chosen = self._calibrated(raw)
-        return self._said(reading, final, chosen)
+        return self._said(reading, *self._calibrated(reading))
 
-    def _calibrated(self, raw: Mapping[str, float]) -> tuple[dict[str, float], str]:
+    def _calibrated(self, reading: Reading) -> tuple[dict[str, float], str]:
         if self.calibration:
-            return self.calibration.apply(raw, self.spec)
-        return dict(raw), max(raw, key=lambda label: raw[label])
+            return self.calibration.apply(reading, self.spec)
+        return {label: reading[label] for label in self.labels}, max(self.labels, key=lambda label: reading[label])
 
     def _said(self, reading: Reading, final: Mapping[str, float], chosen: str) -> dspy.Prediction:
         value = math.fsum(p * self.spec.grade(label) for label, p in final.items()) if self.spec.graded else None
         value = None if value is None else min(1.0, max(0.0, value))
         return dspy.Prediction(verdict=chosen, probabilities=dict(final), raw=reading, confidence=final[chosen], value=value)
 
-    def fit_rows(self, reading: Reading, shares: Mapping[str, float]) -> list[tuple[Mapping[str, float], Mapping[str, float]]]:
-        """What a calibration learns from one item: probabilities as read, and the shares of people who gave each label."""
-        return [({label: reading[label] for label in self.labels}, shares)]
+    def fit_rows(self, reading: Reading, shares: Mapping[str, float]) -> list[tuple[Reading, Mapping[str, float]]]:
+        """What a calibration learns from one item: the reading, and the shares of people who gave each label."""
+        return [(reading, shares)]
 
     def forward(self, **given: Any) -> dspy.Prediction:
         if missing := [name for name in self.shows if name not in given]:

@@ -5,18 +5,22 @@ Applying needs no package beyond the standard library; fitting (`fit`) needs sci
 
 import bisect
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from assay.errors import ConfigError, MissingExtra
-from assay.rubrics import JudgeSpec
+from assay.rubrics import JudgeSpec, NoGrade
 
 __all__ = ["METHODS", "Calibration", "expected_step", "fit", "place"]
 
-METHODS = ("platt", "isotonic")
+METHODS = ("platt", "isotonic", "probe")
 _SMALLEST = 1e-6
 _STRENGTHS = (0.03, 0.3, 3.0)  # inverse regularization of the logistic map, chosen by cross-validation
+_PROBE_STRENGTHS = (0.003, 0.01, 0.03, 0.1)  # the same for a probe, which has as many inputs as tokens
+_COMMON = 0.5  # share of the items whose likely tokens a token must be among to be looked at by a probe
+_FEWEST_TOKENS = 8
 
 
 @dataclass(frozen=True)
@@ -25,35 +29,51 @@ class Calibration:
 
     `platt` is a logistic map of the log-probabilities of all labels: Platt scaling (1999) for two, matrix scaling (Guo et
     al. 2017, arXiv 1706.04599) for more. `isotonic` maps each label's probability by a rising step function and rescales
-    (Zadrozny and Elkan 2002). `cuts` lie between the words of an ordinal or numeric scale, on the expected step; without
-    them the verdict is the likeliest label.
+    (Zadrozny and Elkan 2002). `probe` is a logistic map of the log-probabilities of all tokens that are commonly likely where
+    the verdict stands, not only of the scale's words: what a small model knows of a text moves many words that it would
+    not choose (a linear probe, Alain and Bengio 2016, arXiv 1610.01644, on the output distribution). `cuts` lie between the
+    words of an ordinal or numeric scale, on the expected step; without them the verdict is the likeliest label.
     """
 
     method: str
-    weights: Sequence[Sequence[float]] = ()  # platt: [label][log-probability]
+    weights: Sequence[Sequence[float]] = ()  # platt, probe: [label][log-probability]
     biases: Sequence[float] = ()
     curves: Sequence[Sequence[Sequence[float]]] = ()  # isotonic: [label] -> (probabilities as read, as calibrated)
     cuts: Sequence[float] = field(default=())
+    tokens: Sequence[str] = ()  # probe: what is looked at,
+    floors: Sequence[float] = ()  # and its log-probability where it is not among those reported
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ConfigError(f"calibration method={self.method!r} must be one of {', '.join(METHODS)}")
 
-    def map(self, raw: Mapping[str, float]) -> dict[str, float]:
-        """Calibrated probabilities of the same labels, summing to one."""
-        if self.method == "platt":
-            logs = [math.log(max(_SMALLEST, p)) for p in raw.values()]
+    def map(self, reading: Mapping[str, Any], labels: Sequence[str]) -> dict[str, float]:
+        """Calibrated probabilities of the labels, summing to one.
+
+        Args:
+            reading: probabilities by label; for a probe also `tokens`, log-probabilities by token.
+        """
+        if self.method in ("platt", "probe"):
+            logs = self._logs(reading, labels)
             scores = [bias + math.fsum(w * x for w, x in zip(row, logs, strict=True)) for row, bias in zip(self.weights, self.biases, strict=True)]
             top = max(scores)
             masses = [math.exp(score - top) for score in scores]
         else:
-            masses = [max(_SMALLEST, _interpolate(p, *curve)) for p, curve in zip(raw.values(), self.curves, strict=True)]
+            masses = [max(_SMALLEST, _interpolate(reading[label], *curve)) for label, curve in zip(labels, self.curves, strict=True)]
         total = math.fsum(masses)
-        return {label: mass / total for label, mass in zip(raw, masses, strict=True)}
+        return {label: mass / total for label, mass in zip(labels, masses, strict=True)}
 
-    def apply(self, raw: Mapping[str, float], spec: JudgeSpec) -> tuple[dict[str, float], str]:
+    def _logs(self, reading: Mapping[str, Any], labels: Sequence[str]) -> list[float]:
+        if self.method == "platt":
+            return [math.log(max(_SMALLEST, reading[label])) for label in labels]
+        if "tokens" not in reading:
+            raise NoGrade("this judge was calibrated on the probabilities of many tokens, and this model's engine gives none")
+        given = reading["tokens"]
+        return [given.get(token, floor) for token, floor in zip(self.tokens, self.floors, strict=True)]
+
+    def apply(self, reading: Mapping[str, Any], spec: JudgeSpec) -> tuple[dict[str, float], str]:
         """Calibrated probabilities and the verdict."""
-        final = self.map(raw)
+        final = self.map(reading, spec.scale)
         if self.cuts:
             return final, place(expected_step(list(final.values()), spec), self.cuts, spec)
         return final, max(final, key=lambda label: final[label])
@@ -79,13 +99,15 @@ def place(step: float, cuts: Sequence[float], spec: JudgeSpec) -> str:
     return spec.scale[bisect.bisect_right(list(cuts), step)]
 
 
-def fit(method: str, raw: Sequence[Mapping[str, float]], shares: Sequence[Mapping[str, float]], *, seed: int = 0) -> Calibration:
-    """A map from probabilities as read to the shares of people who gave each label.
+def fit(
+    method: str, raw: Sequence[Mapping[str, Any]], shares: Sequence[Mapping[str, float]], labels: Sequence[str], *, seed: int = 0
+) -> Calibration | None:
+    """A map from readings to the shares of people who gave each label; None where these readings do not allow the method.
 
     Disagreeing raters are not voted away: each item counts for every label with the share of its raters who gave it.
 
     Args:
-        raw: probabilities by label, one mapping an item.
+        raw: readings, one an item: probabilities by label, and `tokens` where the engine gave more.
         shares: shares of the raters by label, summing to one, in the same order.
     Raises:
         MissingExtra: scikit-learn is not installed.
@@ -94,46 +116,72 @@ def fit(method: str, raw: Sequence[Mapping[str, float]], shares: Sequence[Mappin
     try:
         import numpy as np
         from sklearn.isotonic import IsotonicRegression
-        from sklearn.linear_model import LogisticRegression
-        from sklearn.model_selection import StratifiedKFold
     except ImportError as error:
         raise MissingExtra("scikit-learn", "judges") from error
-    labels = list(raw[0])
-    x = np.array([[max(_SMALLEST, item[label]) for label in labels] for item in raw])
     y = np.array([[share.get(label, 0.0) for label in labels] for share in shares])
     if (y.sum(axis=0) > 0).sum() < 2:
-        raise ConfigError(f"people gave only one of the labels {labels}: there is nothing to calibrate against")
+        raise ConfigError(f"people gave only one of the labels {list(labels)}: there is nothing to calibrate against")
+    if method == "probe":
+        return _probe(raw, y, seed)
+    x = np.array([[max(_SMALLEST, item[label]) for label in labels] for item in raw])
     if method == "isotonic":
         curves = []
         for column in range(len(labels)):
             fitted = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(x[:, column], y[:, column])
             curves.append([fitted.X_thresholds_.tolist(), fitted.y_thresholds_.tolist()])
         return Calibration("isotonic", curves=curves)
+    weights, biases = _logistic(np.log(x), y, _STRENGTHS, seed)
+    return Calibration("platt", weights=weights.tolist(), biases=biases.tolist())
 
-    logs, classes = np.log(x), np.arange(len(labels))
 
-    def logistic(rows: Any, strength: float) -> Any:
-        repeated = np.repeat(logs[rows], len(labels), axis=0)
+def _probe(raw: Sequence[Mapping[str, Any]], y: Any, seed: int) -> Calibration | None:
+    import numpy as np
+
+    given = [item.get("tokens") or {} for item in raw]
+    counts = Counter(token for tokens in given for token in tokens)
+    tokens = sorted(token for token, count in counts.items() if count >= _COMMON * len(given))
+    if len(tokens) < _FEWEST_TOKENS:
+        return None
+    x = np.array([[entry.get(token, math.nan) for token in tokens] for entry in given])
+    floors = np.nanmin(x, axis=0)  # an unreported token is at most as likely as the least likely seen
+    x = np.where(np.isnan(x), floors, x)
+    mean, spread = x.mean(axis=0), np.maximum(x.std(axis=0), _SMALLEST)
+    weights, biases = _logistic((x - mean) / spread, y, _PROBE_STRENGTHS, seed)
+    weights = weights / spread
+    return Calibration("probe", weights=weights.tolist(), biases=(biases - weights @ mean).tolist(), tokens=tokens, floors=floors.tolist())
+
+
+def _logistic(x: Any, y: Any, strengths: Sequence[float], seed: int) -> tuple[Any, Any]:
+    """Multinomial logistic regression on soft labels; its strength by the likelihood of held-out items."""
+    import numpy as np
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import StratifiedKFold
+
+    count, modes = y.shape[1], y.argmax(axis=1)
+
+    def fitted(rows: Any, strength: float) -> Any:
         kept = (weight := y[rows].ravel()) > 0
-        return LogisticRegression(C=strength, max_iter=200, solver="newton-cholesky").fit(
-            repeated[kept], np.tile(classes, len(rows))[kept], sample_weight=weight[kept]
-        )
+        solver = "newton-cholesky" if x.shape[1] <= 16 else "lbfgs"
+        model = LogisticRegression(C=strength, max_iter=500, solver=solver)
+        return model.fit(np.repeat(x[rows], count, axis=0)[kept], np.tile(np.arange(count), len(rows))[kept], sample_weight=weight[kept])
+
+    sizes = np.bincount(modes)[np.unique(modes)]
 
     def loss(strength: float) -> float:
-        folds, total = StratifiedKFold(min(5, *np.bincount(y.argmax(axis=1))[np.unique(y.argmax(axis=1))]), shuffle=True, random_state=seed), 0.0
-        for train, held in folds.split(logs, y.argmax(axis=1)):
-            model = logistic(train, strength)
-            guess = np.full((len(held), len(labels)), _SMALLEST)
-            guess[:, model.classes_] = model.predict_proba(logs[held])
+        total = 0.0
+        for train, held in StratifiedKFold(min(5, *sizes), shuffle=True, random_state=seed).split(x, modes):
+            model = fitted(train, strength)
+            guess = np.full((len(held), count), _SMALLEST)
+            guess[:, model.classes_] = model.predict_proba(x[held])
             total -= float((y[held] * np.log(np.maximum(guess, _SMALLEST))).sum())
         return total
 
-    enough = min(np.bincount(y.argmax(axis=1))[np.unique(y.argmax(axis=1))]) >= 2 and len(np.unique(y.argmax(axis=1))) > 1
-    model = logistic(np.arange(len(x)), min(_STRENGTHS, key=loss) if enough else _STRENGTHS[0])
-    weights, biases = np.zeros((len(labels), len(labels))), np.full(len(labels), math.log(_SMALLEST))
+    enough = len(sizes) > 1 and min(sizes) >= 2
+    model = fitted(np.arange(len(x)), min(strengths, key=loss) if enough else strengths[0])
+    weights, biases = np.zeros((count, x.shape[1])), np.full(count, math.log(_SMALLEST))
     if len(model.classes_) == 2:  # scikit-learn keeps one row for two classes
         low, high = model.classes_
         weights[high], biases[low], biases[high] = model.coef_[0], 0.0, model.intercept_[0]
     else:
         weights[model.classes_], biases[model.classes_] = model.coef_, model.intercept_
-    return Calibration("platt", weights=weights.tolist(), biases=biases.tolist())
+    return weights, biases

@@ -112,11 +112,10 @@ def compare(frozen: AnchorSet, values: Sequence[float | None], made_by: Mapping[
     moved_at = next((at for at, (before, after) in enumerate(pairs) if chart.update(after - before)), None)
     psi = population_stability_index(*map(list, zip(*pairs, strict=True))) if len(pairs) >= _FEWEST else None
     named = f" What changed: {', '.join(changed)}." if changed else " Nothing that is recorded changed: look at the server that answers."
+    mean = float(np.mean([after - before for before, after in pairs])) if pairs else None
     alarms = []
     if moved_at is not None:
-        alarms.append(
-            f"verdicts moved by {np.mean([after - before for before, after in pairs]):+.3f} of the scale on average (CUSUM, seen at anchor {moved_at + 1}).{named}"
-        )
+        alarms.append(f"verdicts moved by {mean:+.3f} of the scale on average (CUSUM, seen at anchor {moved_at + 1}).{named}")
     if psi is not None and psi > _PSI:
         alarms.append(f"verdicts are spread differently (PSI {psi:.2f}, over {_PSI}).{named}")
     if lost > 0.05 * len(frozen.anchors):
@@ -126,7 +125,7 @@ def compare(frozen: AnchorSet, values: Sequence[float | None], made_by: Mapping[
         "changed": changed,
         "n": len(pairs),
         "lost": lost,
-        "mean_difference": float(np.mean([after - before for before, after in pairs])) if pairs else None,
+        "mean_difference": mean,
         "cusum": chart.peak,
         "psi": psi,
     }

@@ -18,7 +18,7 @@ from assay.datasets.splits import SHARES, renamed, split_of
 from assay.datasets.tasks import content_hash
 from assay.errors import DataError
 
-__all__ = ["Item", "LabelSplits", "Rating", "load_labels", "make_items", "split_items"]
+__all__ = ["Item", "LabelSplits", "Rating", "load_labels", "make_items", "rater_digest", "split_items"]
 
 _FIELDS = {"item_id", "rater", "label", "rationale", "split"}
 _TASK_INPUT = "task_input"
@@ -73,6 +73,11 @@ def rating_digest(item_id: str, rater: str, label: str) -> str:
     return hashlib.sha256(json.dumps([item_id, rater, label]).encode()).hexdigest()[:16]
 
 
+def rater_digest(rater: str) -> str:
+    """A short hash of a rater's name, by which the judges compiled from somebody's labels are found."""
+    return hashlib.sha256(rater.encode("utf-8", "replace")).hexdigest()[:16]
+
+
 def load_labels(spec: str, *, labels: Sequence[str], rename: Mapping[str, str] | None = None) -> list[Item]:
     """Items with their ratings, from any source that `assay.datasets.iter_rows` reads.
 
@@ -88,8 +93,12 @@ def load_labels(spec: str, *, labels: Sequence[str], rename: Mapping[str, str] |
     return make_items(rows, labels=labels, spec=spec)
 
 
-def make_items(rows: Iterable[tuple[str, Mapping[str, Any]]], *, labels: Sequence[str], spec: str = "labels") -> list[Item]:
-    """`load_labels` for rows that are at hand, each with the place it stands."""
+def make_items(rows: Iterable[tuple[str, Mapping[str, Any]]], *, labels: Sequence[str], spec: str = "labels", unrated: bool = False) -> list[Item]:
+    """`load_labels` for rows that are at hand, each with the place it stands.
+
+    Args:
+        unrated: whether items without any label are kept, with no ratings.
+    """
     known = {label.casefold(): label for label in labels}
     shown_of: dict[str, dict[str, Any]] = {}
     ratings: dict[str, dict[str, Rating]] = defaultdict(dict)
@@ -113,9 +122,11 @@ def make_items(rows: Iterable[tuple[str, Mapping[str, Any]]], *, labels: Sequenc
         rater = str(row.get("rater") or "rater")
         ratings[item_id][rater] = Rating(rater=rater, label=known[str(label).strip().casefold()], rationale=str(row.get("rationale") or ""))
         splits[item_id] = row.get("split") or None
+    if unrated:
+        ratings = {key: ratings.get(key, {}) for key in shown_of}
     if not ratings:
         raise DataError(f"{spec} has no ratings" + (f": none of its {rated} rows has a label" if rated else ""))
-    return [Item(id=key, shown=shown_of[key], ratings=tuple(found.values()), split=splits[key]) for key, found in ratings.items()]
+    return [Item(id=key, shown=shown_of[key], ratings=tuple(found.values()), split=splits.get(key)) for key, found in ratings.items()]
 
 
 @dataclass

@@ -68,7 +68,7 @@ class PairwiseJudge(PointwiseJudge):
         agreed = orders[0] if orders[0] == self._swapped(orders[1]) else self.labels[1]
         said = self._said(reading, final, agreed)
         said.orders = orders
-        written = all(p in (0.0, 1.0) for order in ORDERS for p in reading[order].values())
+        written = all(p in (0.0, 1.0) for order in ORDERS for p in (reading[order][label] for label in self.labels))
         if written and not self.calibration:  # nothing is known of how sure it is
             said.probabilities = said.confidence = None
             said.value = self.spec.grade(agreed)
@@ -77,7 +77,7 @@ class PairwiseJudge(PointwiseJudge):
     def _swapped(self, label: str) -> str:
         return self.labels[::-1][self.labels.index(label)]
 
-    def fit_rows(self, reading: Reading, shares: Mapping[str, float]) -> list[tuple[Mapping[str, float], Mapping[str, float]]]:
+    def fit_rows(self, reading: Reading, shares: Mapping[str, float]) -> list[tuple[Reading, Mapping[str, float]]]:
         """Both orders, each with people's shares as they would stand there."""
         swapped = {self._swapped(label): share for label, share in shares.items()}
         return [(reading["given"], shares), (reading["swapped"], swapped)]

@@ -75,7 +75,8 @@ class PointwiseJudge(Judge):
                 shown["reasoning"] = self.think(**shown).reasoning
         if reads_probabilities(lm, self.reading):
             with dspy.context(adapter=VerdictAdapter(self._keys())):
-                return dict(self.decide(**shown).probabilities), None
+                found = self.decide(**shown)
+            return {**found.probabilities, "tokens": found.tokens}, None
         votes = self._written(shown)
         if self.samples == 1:
             return None, next(iter(votes))

@@ -125,7 +125,18 @@ class VerdictAdapter(dspy.Adapter):  # type: ignore[misc]
         if mass == 0:
             raise NoGrade(f"none of {list(self.keys.values())} is among the model's likely answers; it would say {text!r}")
         probabilities = {label: by_key[key] for label, key in self.keys.items()}
-        return {"verdict": max(probabilities, key=lambda label: probabilities[label]), "probabilities": probabilities, "mass": mass}
+        verdict = max(probabilities, key=lambda label: probabilities[label])
+        return {"verdict": verdict, "probabilities": probabilities, "mass": mass, "tokens": _logs(top)}
+
+
+def _logs(top: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Log-probability by token; tokens that read alike are one."""
+    found: dict[str, float] = {}
+    for entry in top:
+        logprob = float(entry["logprob"])
+        if math.isfinite(logprob):
+            found[str(entry["token"])] = max(found.get(str(entry["token"]), -math.inf), logprob)
+    return found
 
 
 def _listed(words: Sequence[str]) -> str:

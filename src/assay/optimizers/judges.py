@@ -7,7 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -385,11 +385,11 @@ def _fitted(method: str, cuts: bool, pairs: Sequence[tuple[Judged, Sequence[Item
     if not rows or len({label for _, shares in rows for label in shares}) < 2:
         return None
     raw, shares = [r for r, _ in rows], [s for _, s in rows]
-    found = fit(method, raw, shares, seed=seed)
-    if not cuts:
+    found = fit(method, raw, shares, judge.labels, seed=seed)
+    if not cuts or found is None:
         return found
-    places = [expected_step(list(found.map(r).values()), judge.spec) for r in raw]
-    return Calibration(found.method, found.weights, found.biases, found.curves, _cuts(places, shares, judge.spec, objective))
+    places = [expected_step(list(found.map(r, judge.labels).values()), judge.spec) for r in raw]
+    return replace(found, cuts=_cuts(places, shares, judge.spec, objective))
 
 
 def _cuts(places: Sequence[float], said: Sequence[Mapping[str, float]], spec: JudgeSpec, objective: str) -> list[float]:

@@ -2,9 +2,9 @@
 
 from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, String, Table, Text
 
-__all__ = ["SCHEMA_VERSION", "meta", "metadata", "rollouts", "runs", "transitions"]
+__all__ = ["SCHEMA_VERSION", "compiled_judges", "labels", "meta", "metadata", "rollouts", "runs", "transitions"]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 metadata = MetaData()
 
@@ -84,4 +84,27 @@ transitions = Table(
     Column("started_at", Float, nullable=False),
     Column("step_rewards_json", Text, nullable=False),
     Column("return_", Float),
+)
+
+# What people said of outputs, by the question they were asked.
+labels = Table(
+    "labels",
+    metadata,
+    Column("question", String(64), primary_key=True),  # a hash of the question and its scale
+    Column("item_id", String(64), primary_key=True),
+    Column("rater", String(200), primary_key=True),
+    Column("label", Text, nullable=False),
+    Column("rationale", Text, nullable=False),
+    Column("shown_json", Text, nullable=False),
+    Column("rollout_id", String(32), nullable=False),
+    Column("created_at", Float, nullable=False),
+)
+
+# Where each compiled judge lies and whose labels it was compiled from, as hashes of the raters' names.
+compiled_judges = Table(
+    "compiled_judges",
+    metadata,
+    Column("artifact", String(1000), primary_key=True),
+    Column("raters_json", Text, nullable=False),
+    Column("created_at", Float, nullable=False),
 )

@@ -10,7 +10,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -172,6 +172,55 @@ class Store:
                 time.sleep(0.1 * 2**attempt)  # another process holds the lock, or the server is coming back
         return False
 
+    # -- people's labels: few, and each written before the next is asked for
+
+    def put_label(
+        self, question: str, item_id: str, rater: str, label: str, *, shown: Mapping[str, Any], rationale: str = "", rollout_id: str = ""
+    ) -> None:
+        """Keeps one rater's label of one item; a second one of the same replaces it.
+
+        Raises:
+            StoreError: the database refused it.
+        """
+        row = {
+            "question": question, "item_id": item_id, "rater": _clean(rater)[:200], "label": _clean(label), "rationale": _clean(rationale),
+            "shown_json": _json(shown), "rollout_id": rollout_id, "created_at": time.time(),
+        }  # fmt: skip
+        self._now(schema.labels, row)
+
+    def labels(self, question: str) -> Iterator[dict[str, Any]]:
+        """Ratings as rows of a labels file: `item_id`, what was shown, `rater`, `label`, `rationale`; oldest first."""
+        table = schema.labels
+        query = sa.select(table).where(table.c.question == question).order_by(table.c.created_at, table.c.item_id)
+        with self.engine.connect() as connection:
+            for row in connection.execute(query).mappings():
+                kept = {name: row[name] for name in ("item_id", "rater", "label", "rationale")}
+                yield {**json.loads(row["shown_json"]), **kept}
+
+    def forget_rater(self, rater: str) -> int:
+        """Removes all labels of a person, and returns how many there were."""
+        with self.engine.begin() as connection:
+            found = connection.execute(sa.delete(schema.labels).where(schema.labels.c.rater == _clean(rater)[:200]))
+        return int(found.rowcount)
+
+    def put_judge(self, artifact: str, raters: Sequence[str]) -> None:
+        """Remembers whose labels a compiled judge was made from: by hashes of their names."""
+        self._now(schema.compiled_judges, {"artifact": artifact, "raters_json": _json(raters), "created_at": time.time()})
+
+    def judges_of(self, rater: str) -> list[str]:
+        """Artifacts of the judges that were compiled from labels of somebody, by the hash of the name."""
+        table = schema.compiled_judges
+        with self.engine.connect() as connection:
+            rows = connection.execute(sa.select(table.c.artifact, table.c.raters_json).order_by(table.c.created_at)).all()
+        return [artifact for artifact, raters in rows if rater in json.loads(raters)]
+
+    def _now(self, table: sa.Table, row: dict[str, Any]) -> None:
+        try:
+            with self.engine.begin() as connection:
+                connection.execute(_upsert(self.engine.dialect.name, table), [row])
+        except sa.exc.SQLAlchemyError as error:
+            raise StoreError(f"the store did not take a row of {table.name}: {getattr(error, 'orig', error)}") from error
+
     # -- reading
 
     def rollouts(
@@ -286,12 +335,14 @@ def _create(engine: sa.Engine) -> None:
 
 
 def _upgrade(engine: sa.Engine) -> None:
-    """Schema 1 had no `early_tools_json`; what such a store holds is kept."""
-    if "early_tools_json" in {column["name"] for column in sa.inspect(engine).get_columns("rollouts")}:
-        return
+    """Schema 1 had no `early_tools_json`, schema 2 no labels (their tables are made like any others); what a store holds is kept."""
+    known = {column["name"] for column in sa.inspect(engine).get_columns("rollouts")}
     with engine.begin() as connection:
-        connection.execute(sa.text("ALTER TABLE rollouts ADD COLUMN early_tools_json TEXT NOT NULL DEFAULT '[]'"))
-        connection.execute(sa.update(schema.meta).where(schema.meta.c.key == "schema").values(value=str(schema.SCHEMA_VERSION)))
+        if "early_tools_json" not in known:
+            connection.execute(sa.text("ALTER TABLE rollouts ADD COLUMN early_tools_json TEXT NOT NULL DEFAULT '[]'"))
+        older = [str(version) for version in range(1, schema.SCHEMA_VERSION)]
+        where = (schema.meta.c.key == "schema") & schema.meta.c.value.in_(older)
+        connection.execute(sa.update(schema.meta).where(where).values(value=str(schema.SCHEMA_VERSION)))
 
 
 def _upsert(dialect: str, table: sa.Table, *, replace: bool = True) -> Any:

@@ -1,0 +1,298 @@
+"""The users' lines for judges at work: audit one, score rows with it, replay its anchors, collect people's labels."""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import dspy
+import numpy as np
+
+from assay import __version__
+from assay.datasets.sources import iter_rows
+from assay.datasets.splits import renamed
+from assay.datasets.tasks import content_hash
+from assay.errors import BudgetExceeded, ConfigError, ModelError
+from assay.jobs import CommonConfig, load_judge, open_run
+from assay.judges import Item, Judge, ListwiseJudge, PairwiseJudge
+from assay.judges.agreement import Answers
+from assay.judges.audit import BASES, PASS_AT, assess, audit_cases, audit_items, bases_of, load_bases
+from assay.judges.drift import Anchor, AnchorSet, compare
+from assay.judges.inference import corrected_mean
+from assay.judges.labels import make_items, rater_digest
+from assay.judges.loading import AnyJudge
+from assay.judging import judge_session, question_key, rated_items
+from assay.models import sample_scope
+from assay.optimizers import Progress, Session
+from assay.optimizers.judges import Judged, judge_items
+from assay.programs import program_version
+from assay.traces import Rollout, Store
+
+__all__ = ["ToLabel", "audit_judge", "forget_rater", "replay_anchors", "score_rows", "to_label"]
+
+_SHOWN_REASONS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class _UseConfig(CommonConfig):
+    judge: str
+    data: str = ""
+
+
+def _judge(judge: str | Judge) -> Judge:
+    built = load_judge(judge) if isinstance(judge, str) else judge
+    if not isinstance(built, Judge):
+        raise ConfigError("a judge of lists grades whole groups; use it in a rubric with score_group")
+    return built
+
+
+@contextmanager
+def _at_work(
+    kind: str, judge: str | Judge, lm: dspy.LM | None, progress: Progress, store: Any, resume: bool, data: str, options: Any
+) -> Iterator[tuple[Judge, Session]]:
+    built, name = _judge(judge), judge if isinstance(judge, str) else judge.spec.text
+    config = _UseConfig(kind=f"judge {kind}", judge=name, data=data, **({"model": lm.model} if lm is not None else {}), **options)
+    with (
+        open_run(config, lm=lm, progress=progress, store=store, resume=resume) as run,
+        judge_session(run, built, progress, seed=config.seed) as session,
+        session.phase(kind),
+    ):
+        yield built, session
+
+
+def audit_judge(
+    judge: str | Judge, *, cases: str | None = None, labels: str | None = None, profile: str | None = None, pass_at: float = PASS_AT,
+    lm: dspy.LM | None = None, store: str | Path | None = None, progress: Progress | None = None, **options: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Tries the ways judges are known to fail, and says which of them this judge withstands.
+
+    Args:
+        cases: a dataset with `good` and `bad` outputs (and `input`) to make the attacks from; shipped ones where None.
+        labels: ratings instead, whose best and worst outputs are taken; `store` for those of the store.
+        profile: `quality` or `property`, see `assay.judges.audit.audit_cases`; by the scale where None (nominal: property).
+        pass_at: share of an attack's cases that must come out right, in [0, 1].
+    Returns:
+        `passed`, and by attack the number of cases, how many came out right, and what was said to some of the others.
+    Raises:
+        AssayError: what was wrong, which rule, what to do; no verdict at all is a `ModelError`.
+    """
+    if not 0 <= pass_at <= 1:
+        raise ConfigError(f"pass_at={pass_at!r} must be between 0 and 1")
+    if cases and labels:
+        raise ConfigError("an audit takes its cases from --cases or from --labels, not from both")
+    built, shown = _judge(judge), progress or Progress()
+    bases = load_bases(iter_rows(cases)) if cases else bases_of(rated_items(labels, built, {}, store), built.spec) if labels else BASES
+    pack = audit_cases(built, bases, profile=profile or ("property" if built.spec.kind == "nominal" else "quality"))
+    with _at_work("audit", judge, lm, shown, store, False, cases or labels or "", options) as (judge_, session):
+        items = audit_items(pack, judge_)
+        judged = judge_items(judge_, items, session, name="audit", split="audit")
+        if judged.unscored == len(items):
+            raise ModelError(f"the judge gave no verdict at all: {next((r for r in judged.reasons if r), 'no reason was given')}")
+        found = assess(pack, items, judged.answers, judge_, pass_at=pass_at)
+        return {**found, "verdicts": len(items), "unscored": judged.unscored, **_spent(session)}
+
+
+def _spent(session: Session) -> dict[str, Any]:
+    usage = session.meter.usage
+    return {"calls": usage.calls, "cached": usage.cached, "tokens": usage.tokens, "cost_usd": usage.cost_usd}
+
+
+def score_rows(
+    judge: str | Judge, *, data: str, out: str | Path | None = None, lm: dspy.LM | None = None, store: str | Path | None = None,
+    resume: bool = False, progress: Progress | None = None, **options: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Judges every row of a dataset, and reports the mean value with a 95 % interval.
+
+    Rows are those of a labels file; labels that stand beside some of them correct the mean (prediction-powered inference).
+
+    Args:
+        out: a JSONL file for one line a row: what was shown, `verdict`, `value`, `confidence`, or `reason` where there is none.
+    """
+    rename: Mapping[str, str] = options.get("rename") or {}
+    built, shown = _judge(judge), progress or Progress()
+    rows = ((where, renamed(row, rename, where) if rename else row) for where, row in iter_rows(data))
+    items = make_items(rows, labels=built.labels, spec=data, unrated=True)
+    if not built.spec.graded:
+        shown.say("note: the words of this scale have no grades, so there is no mean value")
+    stopped = None
+    with _at_work("score", judge, lm, shown, store, resume, data, options) as (judge_, session):
+        try:
+            judged = judge_items(judge_, items, session, name="score")
+        except BudgetExceeded as cap:
+            raise BudgetExceeded(f"{cap}; add --resume with a higher cap to go on from here") from None
+        spent = _spent(session)
+    values = values_of(judged.answers, judge_)
+    if out is not None:
+        _write(Path(out), items, judged, values)
+    reasons = [reason for reason in judged.reasons if reason]
+    return {
+        "n": len(items), "unscored": judged.unscored, "why_unscored": reasons[:_SHOWN_REASONS], "stopped": stopped, "out": str(out) if out else None,
+        "verdicts": {label: judged.answers.verdicts.count(label) for label in judge_.labels}, **_means(items, values, judge_), **spent,
+    }  # fmt: skip
+
+
+def values_of(answers: Answers, judge: Judge) -> list[float | None]:
+    """The value of each verdict in [0, 1], None where there is none or its scale has no grades."""
+    spec = judge.spec
+    found: list[float | None] = []
+    for verdict, given in zip(answers.verdicts, answers.probabilities, strict=True):
+        if verdict is None or not spec.graded:
+            found.append(None)
+        else:
+            found.append(spec.grade(verdict) if given is None else math.fsum(p * spec.grade(label) for label, p in given.items()))
+    return found
+
+
+def _means(items: Sequence[Item], values: Sequence[float | None], judge: Judge) -> dict[str, Any]:
+    scored = [value for value in values if value is not None]
+    if len(scored) < 2:
+        return {"mean": scored[0] if scored else None, "interval": None, "corrected": None}
+    reach = 1.959964 * float(np.std(scored, ddof=1)) / math.sqrt(len(scored))
+    mean = float(np.mean(scored))
+    people, beside, others = [], [], []
+    for item, value in zip(items, values, strict=True):
+        if value is None:
+            continue
+        if item.ratings:
+            people.append(math.fsum(judge.spec.grade(label) * share for label, share in item.shares.items()))
+            beside.append(value)
+        else:
+            others.append(value)
+    corrected = asdict(corrected_mean(people, beside, others)) if len(people) > 1 and len(others) > 1 else None
+    return {"mean": mean, "interval": [mean - reach, mean + reach], "corrected": corrected}
+
+
+def _write(path: Path, items: Sequence[Item], judged: Judged, values: Sequence[float | None]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    answers = judged.answers
+    with path.open("w", encoding="utf-8") as file:
+        for at, item in enumerate(items):
+            given, verdict = answers.probabilities[at], answers.verdicts[at]
+            sure = given[verdict] if given and verdict else None
+            said = {"verdict": verdict, "value": values[at], "confidence": sure, "reason": judged.reasons[at] or None}
+            line = {"item_id": item.id, **item.shown, **said}
+            file.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
+
+
+def replay_anchors(
+    judge: str | Judge, *, anchors: str | Path, freeze: str | None = None, lm: dspy.LM | None = None, store: str | Path | None = None,
+    progress: Progress | None = None, **options: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Freezes what a judge says of a set of things, or replays them and says whether it still says so.
+
+    Args:
+        anchors: the JSON file of the frozen set.
+        freeze: a dataset to freeze from (rows as for `score_rows`); None replays what is there.
+    Returns:
+        `frozen`: how many, or `alarms`, `changed`, `cusum`, `psi` and `mean_difference`, see `assay.judges.drift.compare`.
+    """
+    path, shown = Path(anchors), progress or Progress()
+    frozen = None if freeze else AnchorSet.load(path)
+    if freeze and path.exists():
+        raise ConfigError(f"{path} is there already; an anchor set is frozen once. Delete it, or name another file")
+    built = _judge(judge)
+    if not built.spec.graded:
+        raise ConfigError("drift is measured on values, and the words of this judge's scale have no grades")
+    with _at_work("drift", judge, lm, shown, store, False, freeze or str(path), options) as (judge_, session):
+        made_by = _made_by(judge_, session)
+        if frozen is not None:
+            items = [Item(id=str(at), shown=anchor.shown, ratings=()) for at, anchor in enumerate(frozen.anchors)]
+            return {**compare(frozen, values_of(judge_items(judge_, items, session, name="replay").answers, judge_), made_by), **_spent(session)}
+        items = make_items(iter_rows(str(freeze)), labels=judge_.labels, spec=str(freeze), unrated=True)
+        first = judge_items(judge_, items, session, name="freeze").answers
+        with sample_scope(1):
+            second = judge_items(judge_, items, session, name="freeze: once more").answers
+        values, again = values_of(first, judge_), values_of(second, judge_)
+        gaps = [b - a for a, b in zip(values, again, strict=True) if a is not None and b is not None]
+        noise = float(np.std(gaps)) / math.sqrt(2) if gaps else 0.0
+        kept = [Anchor(dict(item.shown), value, verdict) for item, value, verdict in zip(items, values, first.verdicts, strict=True)]
+        AnchorSet(made_by, noise, kept).save(path)
+        return {"frozen": len(kept), "anchors": str(path), "noise": noise, **_spent(session)}
+
+
+def _made_by(judge: Judge, session: Session) -> dict[str, str]:
+    """Everything that decides a verdict, by name."""
+    config = judge.config
+    backend = session.lm.recording.backend
+    return {
+        "model": judge.model or session.lm.model,
+        "weights": str(backend.weights or getattr(backend, "address", "")),
+        "adapters": " ".join(backend.adapters),
+        "question": content_hash({"text": judge.spec.text, "scale": list(judge.spec.scale), "anchors": dict(judge.spec.anchors)})[:16],
+        "prompt": program_version(judge, None),
+        "calibration": content_hash({"calibration": config.pop("calibration", None)})[:16],
+        "settings": content_hash({key: value for key, value in config.items() if key != "spec"})[:16],
+        "assay": __version__,
+        "dspy": dspy.__version__,
+    }
+
+
+@dataclass(frozen=True)
+class ToLabel:
+    """One thing for a person to judge."""
+
+    item_id: str
+    shown: Mapping[str, Any]
+    rollout_id: str
+
+
+def to_label(
+    judge: str | AnyJudge, store: Store, *, rater: str, run_id: str | None = None, task_id: str | None = None, limit: int = 20, seed: int = 0
+) -> tuple[AnyJudge, list[ToLabel]]:
+    """What this person has not judged yet of the store's rollouts, as the judge would see it; mixed by the seed.
+
+    Rollouts of the sealed test split, of judges, and without an answer are left out; a pairwise judge gets pairs of
+    different outputs of one task.
+    """
+    built = load_judge(judge) if isinstance(judge, str) else judge
+    if isinstance(built, ListwiseJudge):
+        raise ConfigError("a judge of lists has no labels of its own; label pairs, or single outputs")
+    known = {row["item_id"] for row in store.labels(question_key(built)) if row["rater"] == rater}
+    seen: dict[str, ToLabel] = {}
+    rollouts = (
+        r
+        for r in store.rollouts(run_id=run_id, task_id=task_id)
+        if r.prediction and r.source != "judge" and r.split != "test" and r.task_type != "verdict"
+    )
+    for entry in _pairs(rollouts) if isinstance(built, PairwiseJudge) else map(_single, rollouts):
+        if entry is not None and entry.item_id not in known:
+            seen.setdefault(entry.item_id, entry)
+    order = np.random.default_rng(seed).permutation(len(seen))
+    waiting = list(seen.values())
+    return built, [waiting[at] for at in order[:limit]]
+
+
+def _outputs(rollout: Rollout) -> Any:
+    values = {k: v for k, v in (rollout.prediction or {}).items() if k != "steps" and v not in (None, "")}
+    return next(iter(values.values())) if len(values) == 1 else values
+
+
+def _inputs(rollout: Rollout) -> Any:
+    values = {k: v for k, v in rollout.inputs.items() if v not in (None, "")}
+    return next(iter(values.values())) if len(values) == 1 else values
+
+
+def _single(rollout: Rollout) -> ToLabel | None:
+    shown = {"task_input": _inputs(rollout), "output": _outputs(rollout)}
+    return ToLabel(content_hash(shown)[:16], shown, rollout.id) if shown["output"] not in ("", {}, None) else None
+
+
+def _pairs(rollouts: Iterator[Rollout]) -> Iterator[ToLabel]:
+    groups: dict[str, dict[str, Rollout]] = defaultdict(dict)
+    for rollout in rollouts:
+        groups[json.dumps(rollout.inputs, sort_keys=True, default=str)].setdefault(str(_outputs(rollout)), rollout)
+    for group in groups.values():
+        members = sorted(group.values(), key=lambda r: content_hash({"output": _outputs(r)}))  # neither the newest nor the longest first
+        for first, second in zip(members[::2], members[1::2], strict=False):
+            shown = {"task_input": _inputs(first), "output_a": _outputs(first), "output_b": _outputs(second)}
+            yield ToLabel(content_hash(shown)[:16], shown, first.id)
+
+
+def forget_rater(rater: str, *, store: str | Path | None = None) -> dict[str, Any]:
+    """Removes a person's labels from the store, and names every judge that was compiled from labels of that name."""
+    with Store(store) as opened:
+        return {"rater": rater, "removed": opened.forget_rater(rater), "judges": opened.judges_of(rater_digest(rater))}
