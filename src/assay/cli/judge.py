@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from assay.cli.judge_use import COMMANDS
 from assay.cli.shared import Console, json_option, keep, pairs, print_json
 
 __all__ = ["command"]
@@ -13,12 +14,16 @@ _MEASURES = ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman", "brier"
 
 @click.group("judge")
 def command() -> None:
-    """Calibrate judges against people's labels."""
+    """Calibrate judges against people's labels, audit them, and put them to work."""
+
+
+for used in COMMANDS:
+    command.add_command(used)
 
 
 @command.command("compile")
 @click.argument("judge")
-@click.option("--labels", required=True, metavar="D", help="Ratings: a .jsonl, .csv or .parquet file, or hf:…; one row a rating.")
+@click.option("--labels", required=True, metavar="D", help="Ratings: a .jsonl, .csv or .parquet file, hf:…, or store; one row a rating.")
 @click.option("--scale", help="Words from worst to best, with commas, for a JUDGE that is a sentence: no,partly,yes.")
 @click.option(
     "--kind", "scale_kind", type=click.Choice(["ordinal", "nominal", "numeric"]), help="Whether the words have an order; ordinal by default."

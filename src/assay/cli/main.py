@@ -15,7 +15,7 @@ __all__ = ["main"]
 _COMMANDS = {
     "compile": "Compile a program's prompts against a rubric.",
     "evaluate": "Score a program or an artifact.",
-    "judge": "Calibrate judges against people's labels.",
+    "judge": "Calibrate, audit and use judges.",
     "models": "List and fetch language models.",
     "run": "One prediction of a program or an artifact.",
     "traces": "Look at what happened.",

@@ -1,10 +1,13 @@
 """What counts: weighted criteria, decided by code or by a judge, as score, metric and report."""
 
 from assay.rubrics.criteria import Criterion, Essential, Failed, Grade, JudgeSpec, NoGrade
+from assay.rubrics.formats import points_rubric
+from assay.rubrics.lint import lint_rubric
 from assay.rubrics.loading import SHIPPED, load_rubric, rubric_schema
 from assay.rubrics.metric import RubricMetric
 from assay.rubrics.rubric import Rubric
 from assay.rubrics.scoring import ScoreResult, fields_of
+from assay.rubrics.weights import fit_weights
 
 __all__ = [
     "SHIPPED",
@@ -18,6 +21,9 @@ __all__ = [
     "RubricMetric",
     "ScoreResult",
     "fields_of",
+    "fit_weights",
+    "lint_rubric",
     "load_rubric",
+    "points_rubric",
     "rubric_schema",
 ]

@@ -16,6 +16,7 @@ import yaml
 from assay.errors import RubricError
 from assay.rubrics import checks, steps
 from assay.rubrics.criteria import Check, Criterion, Essential, JudgeSpec
+from assay.rubrics.formats import read_foreign
 from assay.rubrics.rubric import STEP_CAP, Resolver, Rubric
 
 __all__ = ["SHIPPED", "JudgeFile", "StrictModel", "load_rubric", "parse_yaml", "rubric_schema"]
@@ -89,15 +90,18 @@ def rubric_schema() -> dict[str, Any]:
 
 
 def load_rubric(source: str | Path, *, resolver: Resolver | None = None) -> Rubric:
-    """A rubric from a YAML file, or a shipped one by name.
+    """A rubric from a YAML file, or a shipped one by name, or a file that was written for another tool.
 
     Args:
-        source: a path ending in `.yaml` or `.yml`, or one of `SHIPPED`.
+        source: a path ending in `.yaml` or `.yml`, one of `SHIPPED`, or a `.toml` or `.json` file as in
+            `assay.rubrics.formats.read_foreign` (verifiers' criteria, HealthBench-like points).
         resolver: makes the file's judge criteria decidable; without one they stay unscored.
     Raises:
         RubricError: no such rubric; the file is not YAML; an unknown key, a value out of range, a check that cannot
             be imported or called. The message names file and line.
     """
+    if Path(source).suffix.lower() in (".toml", ".json"):
+        return read_foreign(Path(source), resolver=resolver)
     text, shown, folder = _read(str(source))
     parsed, node = parse_yaml(text, shown, _RubricFile, "a rubric is a mapping with 'name' and 'criteria'")
     criteria: dict[str, Criterion] = {}
@@ -146,7 +150,7 @@ def _read(source: str) -> tuple[str, str, Path | None]:
     if path.suffix.lower() not in (".yaml", ".yml"):
         near = difflib.get_close_matches(source, SHIPPED, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise RubricError(f"no rubric is called {source!r}: give a .yaml file or one of {', '.join(SHIPPED)}.{hint}")
+        raise RubricError(f"no rubric is called {source!r}: give a .yaml, .toml or .json file, or one of {', '.join(SHIPPED)}.{hint}")
     try:
         return path.read_text("utf-8"), str(path), path.absolute().parent
     except FileNotFoundError:

@@ -17,6 +17,7 @@ from assay.traces.records import Rollout, Verdict
 
 if TYPE_CHECKING:
     from assay.rubrics.metric import RubricMetric
+    from assay.rubrics.reward import Reward
 
 __all__ = ["JUDGING", "STEP_CAP", "Resolver", "Rubric"]
 
@@ -207,6 +208,12 @@ class Rubric:
         from assay.rubrics.metric import RubricMetric
 
         return RubricMetric(self, threshold=threshold, feedback=feedback, tasks=tasks)
+
+    def trl_reward(self, **options: Any) -> "Reward":
+        """This rubric as an async reward function of TRL's trainers. See `assay.rubrics.reward.trl_reward`."""
+        from assay.rubrics.reward import trl_reward
+
+        return trl_reward(self, **options)
 
     def reweighted(self, weights: Mapping[str, float]) -> "Rubric":
         """The same criteria with other weights, by name."""

@@ -1,0 +1,270 @@
+"""`assay judge audit`, `score`, `drift`, `label`, `forget` and `lint`: judges at work."""
+
+import getpass
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from assay.cli.shared import Console, Decorator, json_option, keep, pairs, print_json
+
+__all__ = ["COMMANDS"]
+
+_store = click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE.")
+
+
+def _model_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The flags of everything that asks a judge."""
+    options: list[Decorator] = [
+        click.option("--model", default="embedded/smollm2-135m", show_default=True, help="The model that judges."),
+        click.option("--api-base", help="Address of an OpenAI-compatible server for --model."),
+        click.option("--seed", type=int, default=0, show_default=True),
+        click.option("--threads", type=int, help="Verdicts at once; by default what the model's engine gains from."),
+        click.option("--max-calls", type=int, help="Stop after so many LM calls."),
+        click.option("--max-tokens", type=int, help="Stop after so many tokens."),
+        click.option("--max-cost-usd", type=float, help="Stop after so many dollars."),
+        click.option("--no-cache", is_flag=True, help="Do not read or keep responses on disk."),
+        _store,
+        json_option(),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def _rich() -> Any:
+    from rich.console import Console as Rich
+
+    return Rich(highlight=False)
+
+
+def _spent(data: dict[str, Any]) -> str:
+    return f"{data['calls']:,} LM calls ({data['cached']:,} more from the cache), {data['tokens']:,} tokens, ${data['cost_usd']:.4f}"
+
+
+@click.command("audit")
+@click.argument("judge")
+@click.option("--cases", metavar="D", help="Rows with good and bad outputs (and input) to make the attacks from; shipped ones by default.")
+@click.option("--labels", metavar="D", help="Ratings instead, whose best and worst outputs are taken; 'store' for those of the store.")
+@click.option("--profile", type=click.Choice(["quality", "property"]), help="Whether the scale says how good an output is, or what it is like.")
+@click.option("--pass-at", type=click.FloatRange(0, 1), default=0.8, show_default=True, help="Share of an attack's cases that must come out right.")
+@_model_options
+def audit_command(judge: str, **values: Any) -> None:
+    """Try the ways judges are known to fail on JUDGE. Exit code 1 where it fails one: for your CI."""
+    from assay.verdicts import audit_judge
+
+    (as_json,) = keep(values, "as_json")
+    values["cache"] = not values.pop("no_cache")
+    data = audit_judge(judge, progress=Console(), **values)  # type: ignore[arg-type]
+    if as_json:
+        print_json(data)
+    else:
+        _show_audit(data)
+    if not data["passed"]:
+        click.get_current_context().exit(1)
+
+
+def _show_audit(data: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    rich, table = _rich(), Table(title=f"audit: right at least {data['pass_at']:.0%} of the time", title_justify="left")
+    for column in ("attack", "right", "cases", ""):
+        table.add_column(column, justify="left" if column in ("attack", "") else "right")
+    for name, entry in data["attacks"].items():
+        table.add_row(name, f"{entry['share']:.0%}", str(entry["n"]), "passed" if entry["passed"] else "[bold]FAILED[/bold]")
+    rich.print(table)
+    for name, entry in data["attacks"].items():
+        for wrong in [] if entry["passed"] else entry["wrong"][:1]:
+            value, against = ("none" if v is None else f"{v:.2f}" for v in (wrong["value"], wrong["against"]))
+            than = "" if wrong["against"] is None else f" the {against} of what it is held against"
+            rich.print(f"{name}: {wrong['output']!r} got {value}, and must be {wrong['rule']}{than}", markup=False)
+    rich.print(
+        f"{'passed' if data['passed'] else 'FAILED'}; {data['verdicts']} verdicts, {data['unscored']} of them none; {_spent(data)}", markup=False
+    )
+
+
+@click.command("score")
+@click.argument("judge")
+@click.option(
+    "--data", required=True, metavar="D", help="Rows with input and output (or output_a and output_b); labels beside some correct the mean."
+)
+@click.option("--out", metavar="FILE", help="A .jsonl file for one verdict a row.")
+@click.option("--rename", multiple=True, metavar="COLUMN=NAME", help="Rename a column of the data.")
+@click.option("--resume", is_flag=True, help="Go on with this job's unfinished run.")
+@_model_options
+def score_command(judge: str, **values: Any) -> None:
+    """Judge every row of D, and say the mean with its interval."""
+    from assay.verdicts import score_rows
+
+    (as_json,) = keep(values, "as_json")
+    values["rename"], values["cache"] = pairs(values["rename"], "--rename"), not values.pop("no_cache")
+    data = score_rows(judge, progress=Console(), **values)  # type: ignore[arg-type]
+    if as_json:
+        print_json(data)
+        return
+    rich = _rich()
+    shares = ", ".join(f"{label} {count}" for label, count in data["verdicts"].items())
+    rich.print(f"{data['n']} rows: {shares}; no verdict {data['unscored']}", markup=False)
+    for reason in data["why_unscored"]:
+        rich.print(f"note: no verdict: {reason}", markup=False)
+    if data["interval"]:
+        rich.print("mean value {:.3f}, 95 % [{:.3f}, {:.3f}] as this judge sees it".format(data["mean"], *data["interval"]), markup=False)
+    if found := data["corrected"]:
+        text = (
+            f"corrected by {found['n_people']} human labels: {found['mean']:.3f}, 95 % [{found['low']:.3f}, {found['high']:.3f}] "
+            f"(people alone {found['people_alone']:.3f}; the verdicts were trusted by {found['weight']:.2f})"
+        )
+        rich.print(text, markup=False)
+    if data["out"]:
+        rich.print(f"verdicts: {data['out']}", markup=False, soft_wrap=True)
+    rich.print(_spent(data), markup=False)
+
+
+@click.command("drift")
+@click.argument("judge")
+@click.option("--anchors", required=True, metavar="FILE", help="The frozen set, a .json file.")
+@click.option("--freeze", metavar="D", help="Freeze what JUDGE says of these rows into FILE.")
+@_model_options
+def drift_command(judge: str, **values: Any) -> None:
+    """Replay a frozen set of verdicts on JUDGE, and raise an alarm that names what changed. Exit code 1 on an alarm."""
+    from assay.verdicts import replay_anchors
+
+    (as_json,) = keep(values, "as_json")
+    values["cache"] = not values.pop("no_cache")
+    data = replay_anchors(judge, progress=Console(), **values)  # type: ignore[arg-type]
+    if as_json:
+        print_json(data)
+    elif "frozen" in data:
+        text = f"froze {data['frozen']} verdicts in {data['anchors']}; asked twice they differ by {data['noise']:.3f} of the scale; {_spent(data)}"
+        _rich().print(text, markup=False)
+    else:
+        _show_drift(data)
+    if data.get("alarms"):
+        click.get_current_context().exit(1)
+
+
+def _show_drift(data: dict[str, Any]) -> None:
+    rich = _rich()
+    for name, (before, after) in data["changed"].items():
+        rich.print(f"changed: {name}: {before} -> {after}", markup=False)
+    moved, psi = ("–" if value is None else f"{value:.3f}" for value in (data["mean_difference"], data["psi"]))
+    rich.print(f"{data['n']} anchors: mean difference {moved}, CUSUM {data['cusum']:.1f} (alarm over 5), PSI {psi} (alarm over 0.25)", markup=False)
+    for alarm in data["alarms"]:
+        rich.print(f"ALARM: {alarm}", markup=False)
+    rich.print(f"{'drifted' if data['alarms'] else 'judges as it did'}; {_spent(data)}", markup=False)
+
+
+@click.command("label")
+@click.argument("judge")
+@click.option("--rater", help="Who you are; by default your user name.")
+@click.option("--run", "run_id", help="Only rollouts of this run.")
+@click.option("--task", "task_id", help="Only rollouts of this task.")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Most outputs to ask about.")
+@click.option("--rationale", is_flag=True, help="Ask for a reason as well; optimizers that reflect read it.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the order.")
+@_store
+@json_option("What was labelled as one JSON object on standard output; the questions go to standard error.")
+def label_command(judge: str, rater: str | None, limit: int, rationale: bool, store: str | None, as_json: bool, **where: Any) -> None:
+    """Judge rollouts of the store yourself, as JUDGE would be asked, and keep the labels in the store.
+
+    Answer with a word of the scale, its number, s to skip or q to stop; every answer is kept at once. Then compile with
+    assay judge compile JUDGE --labels store.
+    """
+    from assay.judging import question_key
+    from assay.traces.store import Store
+    from assay.verdicts import to_label
+
+    who, done = rater or getpass.getuser(), 0
+    with Store(store) as opened:
+        built, waiting = to_label(judge, opened, rater=who, limit=limit, **where)
+        words = list(built.spec.scale)
+        if not waiting:
+            click.echo("nothing is waiting for your label: no rollout that you have not judged fits", err=True)
+        for at, entry in enumerate(waiting, 1):
+            _ask(at, len(waiting), entry.shown, built.spec)
+            label = _answer(words)
+            if label == "q":
+                break
+            if label != "s":
+                why = _line("why? ") if rationale else ""
+                opened.put_label(question_key(built), entry.item_id, who, label, shown=entry.shown, rationale=why, rollout_id=entry.rollout_id)
+                done += 1
+    data = {"rater": who, "labelled": done, "asked": len(waiting)}
+    if as_json:
+        print_json(data)
+    else:
+        click.echo(f"{done} labels of {who} kept; compile with: assay judge compile {judge!r} --labels store", err=True)
+
+
+def _ask(at: int, count: int, shown: Any, spec: Any) -> None:
+    from rich.console import Console as Rich
+    from rich.panel import Panel
+    from rich.text import Text
+
+    rich = Rich(stderr=True, highlight=False)
+    rich.rule(f"{at} of {count}")
+    for name, value in shown.items():
+        rich.print(Panel(Text(str(value)), title=name, title_align="left"))
+    rich.print(f"{spec.text}", markup=False)
+    for number, word in enumerate(spec.scale, 1):
+        meaning = f": {spec.anchors[word]}" if word in spec.anchors else ""
+        rich.print(f"  {number} {word}{meaning}", markup=False)
+
+
+def _line(prompt: str) -> str:
+    click.echo(prompt, nl=False, err=True)
+    return sys.stdin.readline().strip()
+
+
+def _answer(words: list[str]) -> str:
+    """A word of the scale, `s` or `q`; the end of the input is `q`."""
+    known = {**{word.casefold(): word for word in words}, **{str(at): word for at, word in enumerate(words, 1)}}
+    while True:
+        click.echo("your verdict (s skips, q stops): ", nl=False, err=True)
+        line = sys.stdin.readline()
+        said = line.strip().casefold()
+        if said in known:
+            return known[said]
+        if said == "s" or not line or said == "q":
+            return "s" if said == "s" else "q"
+        click.echo(f"{line.strip()!r} is not on the scale: {', '.join(words)}, or 1 to {len(words)}", err=True)
+
+
+@click.command("forget")
+@click.argument("rater")
+@_store
+@json_option()
+def forget_command(rater: str, store: str | None, as_json: bool) -> None:
+    """Remove all labels of RATER from the store, and name every judge that was compiled from them."""
+    from assay.verdicts import forget_rater
+
+    data = forget_rater(rater, store=store)
+    if as_json:
+        print_json(data)
+        return
+    rich = _rich()
+    rich.print(f"{data['removed']} labels of {rater} removed", markup=False)
+    for judge in data["judges"]:
+        rich.print(f"compiled from labels of {rater}, compile it again without them: {judge}", markup=False, soft_wrap=True)
+
+
+@click.command("lint")
+@click.argument("rubric")
+@json_option()
+def lint_command(rubric: str, as_json: bool) -> None:
+    """Look for criteria in RUBRIC that ask two things, ask about what a judge cannot see, or stand twice. Exit code 1 if there are any."""
+    from assay.rubrics import lint_rubric, load_rubric
+
+    found = lint_rubric(load_rubric(rubric))
+    if as_json:
+        print_json({"findings": [finding.to_dict() for finding in found]})
+    else:
+        for finding in found:
+            _rich().print(f"{finding.criterion}: {finding.rule}: {finding.text}", markup=False)
+        _rich().print(f"{len(found)} findings" if found else "nothing found", markup=False)
+    if found:
+        click.get_current_context().exit(1)
+
+
+COMMANDS = (audit_command, score_command, drift_command, label_command, forget_command, lint_command)

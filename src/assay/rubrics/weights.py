@@ -1,0 +1,85 @@
+"""A rubric's weights from human scores: ridge, each weight keeping the sign that its criterion declares."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from assay.errors import RubricError
+from assay.rubrics.rubric import Rubric
+from assay.rubrics.scoring import ScoreResult
+
+__all__ = ["FittedWeights", "fit_weights"]
+
+_STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
+_FOLDS = 5
+_SUM_TO_ONE = 1e3  # how hard the positive weights are held to sum to one, as the score divides by their sum
+
+
+@dataclass(frozen=True)
+class FittedWeights:
+    """`rubric` has the fitted weights, scaled to the sum of the declared positive ones. Errors are root mean squared, of the
+    score against people's, by cross-validation: with the declared weights and with fitted ones."""
+
+    rubric: Rubric
+    weights: Mapping[str, float]
+    strength: float
+    error_declared: float
+    error_fitted: float
+    n: int
+
+
+def fit_weights(rubric: Rubric, results: Sequence[ScoreResult], people: Sequence[float], *, seed: int = 0) -> FittedWeights:
+    """Fits the weights of the final criteria to human scores.
+
+    Minimizes |people - G·w|² + strength·|w - declared|², with w ≥ 0 where the declared weight is positive, w ≤ 0 where it is
+    negative, and positive weights that sum to one (ridge towards the declared weights under sign constraints, by bounded
+    least squares; Hoerl and Kennard 1970, Technometrics 12:55). The strength is chosen by five-fold cross-validation. Essential
+    caps are no weights and stay as they are. Results with an unscored criterion are left out.
+
+    Args:
+        results: what the rubric said of each output.
+        people: their scores of the same outputs, in [0, 1].
+    Raises:
+        RubricError: too few complete results (two a criterion at least, and ten), or a human score outside [0, 1].
+    """
+    finals = [c for c in rubric.criteria if c.scope == "final" and c.weight != 0]
+    if len(results) != len(people):
+        raise RubricError(f"{len(results)} results and {len(people)} human scores: they must be as many")
+    if wrong := [score for score in people if not 0 <= score <= 1]:
+        raise RubricError(f"human scores must be between 0 and 1, found {wrong[0]!r}: divide by the best one")
+    rows = [([r.grades.get(c.name, math.nan) for c in finals], score) for r, score in zip(results, people, strict=True) if r.failed is None]
+    kept = [(grades, score) for grades, score in rows if all(math.isfinite(g) for g in grades)]
+    if len(kept) < max(10, 2 * len(finals)):
+        raise RubricError(f"{len(kept)} complete results are too few to fit {len(finals)} weights: score at least {max(10, 2 * len(finals))}")
+    x, y = np.array([grades for grades, _ in kept]), np.array([score for _, score in kept])
+    total = math.fsum(c.weight for c in finals if c.weight > 0)
+    declared = np.array([c.weight / total for c in finals])
+    folds = np.random.default_rng(seed).permutation(len(y)) % _FOLDS
+
+    def error(strength: float) -> float:
+        gaps = [_scores(x[folds == f], _solve(x[folds != f], y[folds != f], declared, strength)) - y[folds == f] for f in range(_FOLDS)]
+        return float(np.sqrt(np.mean(np.concatenate(gaps) ** 2)))
+
+    errors = {strength: error(strength) for strength in _STRENGTHS}
+    best = min(errors, key=errors.__getitem__)
+    weights = {c.name: float(w) * total for c, w in zip(finals, _solve(x, y, declared, best), strict=True)}
+    before = float(np.sqrt(np.mean((_scores(x, declared) - y) ** 2)))
+    return FittedWeights(rubric.reweighted(weights), weights, best, before, errors[best], len(kept))
+
+
+def _scores(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """As `combine` scores complete grades."""
+    return np.clip(x @ weights / weights[weights > 0].sum(), 0, 1)
+
+
+def _solve(x: np.ndarray, y: np.ndarray, declared: np.ndarray, strength: float) -> np.ndarray:
+    from scipy.optimize import lsq_linear
+
+    penalty = math.sqrt(strength) * np.eye(len(declared))
+    one = _SUM_TO_ONE * (declared > 0).astype(float)
+    a, b = np.vstack([x, penalty, one]), np.concatenate([y, math.sqrt(strength) * declared, [_SUM_TO_ONE]])
+    low, high = np.where(declared > 0, 0.0, -np.inf), np.where(declared > 0, np.inf, 0.0)
+    found: np.ndarray = lsq_linear(a, b, bounds=(low, high)).x
+    return found

@@ -1,0 +1,243 @@
+"""Lint, weights from human scores, rubrics of other tools, and the reward function of TRL's trainers."""
+
+import asyncio
+import json
+import math
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from assay.errors import RubricError
+from assay.rubrics import Criterion, Essential, Grade, JudgeSpec, Rubric, fit_weights, lint_rubric, load_rubric, points_rubric
+
+
+def asks(text: str, name: str = "a", **options: Any) -> Criterion:
+    return Criterion(name=name, judge=JudgeSpec(text=text), **options)
+
+
+def always(task: Any, prediction: Any, rollout: Any, **_: Any) -> float:
+    return 1.0
+
+
+# -- lint
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("Is it clear and correct?", "compound"),
+        ("Is it clear? Is it short?", "compound"),
+        ("Was the right tool called?", "unseen"),
+        ("Does it agree with the reference answer?", "unseen"),
+        ("Do the previous steps lead there?", "unseen"),
+        ("Is it better than the other outputs?", "unseen"),
+        ("Is {answer} right?", "unseen"),
+    ],
+)
+def test_a_question_that_cannot_work_is_found(text: str, rule: str) -> None:
+    assert [finding.rule for finding in lint_rubric(Rubric("r", [asks(text)]))] == [rule]
+
+
+@pytest.mark.parametrize(
+    "text", ["Is it clear?", "Does it weigh the pros and cons?", "Is the difference between cats and dogs named?", "Is the band named?"]
+)
+def test_a_sound_question_is_left_alone(text: str) -> None:
+    assert lint_rubric(Rubric("r", [asks(text)])) == []
+
+
+def test_what_stands_twice_or_counts_for_nothing_is_found() -> None:
+    rubric = Rubric(
+        "r",
+        [
+            asks("Is the answer easy to understand for a child?", "a", weight=50),
+            asks("Is the answer easy to understand for children?", "b", weight=50),
+            Criterion(name="c", check=always, arguments={}, weight=50),
+            Criterion(name="d", check=always, weight=50),
+            Criterion(name="e", check=lambda t, p, r: 1, weight=0.1),
+            Criterion(name="f", check=lambda t, p, r: 1, weight=0.1, essential=Essential()),
+        ],
+    )
+    assert [(finding.criterion, finding.rule) for finding in lint_rubric(rubric)] == [("b", "duplicate"), ("d", "duplicate"), ("e", "weight")]
+
+
+def test_shipped_rubrics_have_nothing_to_find() -> None:
+    for name in ("math_qa", "classify", "extract"):
+        assert lint_rubric(load_rubric(name)) == []
+
+
+# -- weights
+
+
+def graded_rubric(**weights: float) -> Rubric:
+    return Rubric("r", [Criterion(name=name, weight=weight, check=lambda t, p, r, n=name: p[n]) for name, weight in weights.items()])
+
+
+def results_of(rubric: Rubric, rows: Any) -> list[Any]:
+    return [rubric.score({"question": "q"}, dict(zip([c.name for c in rubric.criteria], map(float, row), strict=True))) for row in rows]
+
+
+def test_weights_are_found_again() -> None:
+    declared, truth = graded_rubric(a=1, b=1, c=-1), {"a": 1.6, "b": 0.4, "c": -0.8}
+    rows = np.random.default_rng(0).random((200, 3))
+    people = [float(np.clip((1.6 * a + 0.4 * b - 0.8 * c) / 2, 0, 1)) for a, b, c in rows]
+    inside = [i for i, score in enumerate(people) if 0 < score < 1]
+    found = fit_weights(declared, [results_of(declared, rows)[i] for i in inside], [people[i] for i in inside])
+    assert found.weights == pytest.approx(truth, abs=0.02)
+    assert found.error_fitted < 0.01 < found.error_declared
+    assert {c.name: c.weight for c in found.rubric.criteria} == found.weights
+
+
+def test_a_weight_keeps_its_sign_against_the_data() -> None:
+    declared = graded_rubric(a=1, b=1, c=-1)
+    rows = np.random.default_rng(1).random((100, 3))
+    people = [float(np.clip(0.9 * a - 0.6 * b + 0.5 * c, 0, 1)) for a, b, c in rows]  # people punish b and like c
+    found = fit_weights(declared, results_of(declared, rows), people)
+    assert found.weights["b"] == pytest.approx(0, abs=1e-3)
+    assert found.weights["c"] == pytest.approx(0, abs=1e-3)
+    assert found.weights["a"] > 0
+
+
+def test_weights_are_the_same_as_a_second_implementation_without_constraints_at_work() -> None:
+    """Signs not at work, and the sum held by elimination: the closed form of ridge towards the declared weights."""
+    declared = graded_rubric(a=1, b=3)
+    rows = np.random.default_rng(2).random((60, 2))
+    people = [0.6 * a + 0.4 * b for a, b in rows]
+    found = fit_weights(declared, results_of(declared, rows), people)
+    x, y, start = rows[:, 0] - rows[:, 1], np.array(people) - rows[:, 1], 0.25
+    w = (x @ y + 2 * found.strength * start) / (x @ x + 2 * found.strength)  # a = w, b = 1 - w
+    assert found.weights["a"] / 4 == pytest.approx(w, abs=1e-4)
+
+
+def test_too_little_or_wrong_scores_are_refused() -> None:
+    rubric = graded_rubric(a=1, b=1)
+    results = results_of(rubric, [[0.5, 0.5]] * 12)
+    with pytest.raises(RubricError, match="between 0 and 1"):
+        fit_weights(rubric, results, [5.0] * 12)
+    with pytest.raises(RubricError, match="as many"):
+        fit_weights(rubric, results, [0.5])
+    with pytest.raises(RubricError, match="too few"):
+        fit_weights(rubric, results[:5], [0.5] * 5)
+    unscored = [rubric.score({"question": "q"}, {"a": 1.0, "b": None})] * 12
+    with pytest.raises(RubricError, match="0 complete results"):
+        fit_weights(rubric, unscored, [0.5] * 12)
+
+
+# -- formats
+
+
+VERIFIERS = """
+[[criteria]]
+name = "cites sources"
+text = "Does the answer cite its sources?"
+weight = 2
+
+[[criteria]]
+name = "tone"
+text = "How kind is the tone?"
+choices = ["rude", "neutral", "kind"]
+"""
+
+
+def test_a_criteria_file_of_verifiers(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text(VERIFIERS)
+    rubric = load_rubric(tmp_path / "r.toml")
+    assert [(c.name, c.weight, c.judge.scale) for c in rubric.criteria if c.judge] == [
+        ("cites_sources", 2.0, ("no", "yes")), ("tone", 1.0, ("rude", "neutral", "kind")),
+    ]  # fmt: skip
+    (tmp_path / "r.json").write_text(json.dumps({"criteria": [{"name": "a", "text": "Good?"}]}))
+    assert load_rubric(tmp_path / "r.json").criteria[0].judge == JudgeSpec(text="Good?")
+
+
+def test_points_of_healthbench(tmp_path: Path) -> None:
+    entries = [
+        {"criterion": "Names the dose", "points": 7, "tags": ["x"]},
+        {"criterion": "Is unsafe", "points": -5},
+        {"criterion": "Is kind", "points": 3},
+    ]
+    (tmp_path / "r.json").write_text(json.dumps({"prompt": [], "rubrics": entries}))
+    rubric = load_rubric(
+        tmp_path / "r.json",
+        resolver=lambda c: lambda t, p, r: Grade(value=float({"c1": True, "c2": True, "c3": False}[c.name])),
+    )
+    assert rubric.score({"question": "q"}, {"answer": "x"}).value == pytest.approx((7 - 5) / 10)  # HealthBench: 2 of 10 points
+    assert points_rubric(entries).criteria[1].weight == -5
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("r.toml", "criteria = 3", "a list of criteria"),
+        ("r.toml", "[[criteria", "cannot be read"),
+        ("r.json", "[]", "a list of criteria"),
+        ("r.json", '{"criteria": [{"name": "a", "text": "t", "weight": -1}]}', "at least 0"),
+        ("r.json", '{"criteria": [{"name": "a", "text": "t", "choices": ["yes", "yes"]}]}', "two different words"),
+        ("r.json", '{"criteria": [{"name": "a", "text": "t", "prompt": "p"}]}', "unknown keys"),
+        ("r.json", '{"criteria": [{"name": "a", "text": "t"}, {"name": "a", "text": "t"}]}', "more than one criterion"),
+        ("r.json", '[{"criterion": "a", "points": 0}]', "not 0"),
+        ("r.json", '[{"criterion": "a", "points": -1}]', "weight above 0"),
+        ("r.json", '[{"criterion": "a", "points": NaN}]', "finite"),
+        ("no.json", None, "no such file"),
+    ],
+)
+def test_wrong_files_say_what_is_wrong(tmp_path: Path, name: str, text: str | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(RubricError, match=message):
+        load_rubric(tmp_path / name)
+
+
+# -- rewards
+
+
+def rewarded(rubric: Rubric, prompts: list[Any], completions: list[Any], **columns: Any) -> list[float | None]:
+    options = columns.pop("options", {})
+    return asyncio.run(rubric.trl_reward(**options)(prompts, completions, completion_ids=[[1]] * len(prompts), **columns))
+
+
+def test_rewards_are_scores_with_the_columns_as_what_is_expected() -> None:
+    rubric = load_rubric("classify")
+    rubric = Rubric("r", [c for c in rubric.criteria if c.name == "correct"] or list(rubric.criteria))
+    found = rewarded(
+        rubric,
+        ["q1", "q2"],
+        [[{"role": "assistant", "content": "cat"}], "dog"],
+        label=["cat", "cat"],
+        trainer_state=object(),
+        options={"answer": "label"},
+    )
+    assert found == [1.0, 0.0]
+
+
+def test_what_cannot_be_scored_is_none_and_nothing_else_suffers() -> None:
+    def decides(task: Any, prediction: Any, rollout: Any) -> float | None:
+        if prediction["answer"] == "hang":
+            raise TimeoutError("no answer")
+        return 0.25
+
+    assert rewarded(Rubric("r", [Criterion(name="a", check=decides)]), ["p"] * 3, ["x", "hang", "y"]) == [0.25, None, 0.25]
+
+
+def test_completions_are_scored_beside_each_other() -> None:
+    together = threading.Barrier(4, timeout=20)
+
+    def waits(task: Any, prediction: Any, rollout: Any) -> float:
+        together.wait()  # passes only if four are at work at once
+        return 1.0
+
+    assert rewarded(Rubric("r", [Criterion(name="a", check=waits)]), ["p"] * 4, list("abcd")) == [1.0] * 4
+
+
+def test_groups_are_scored_together() -> None:
+    class Longest:
+        def __call__(self, *_: Any) -> float:
+            return math.nan
+
+        def grade_group(self, task: Any, predictions: Any, rollouts: Any) -> list[Any]:
+            best = max(len(p["answer"]) for p in predictions)
+            return [Grade(value=len(p["answer"]) / best) for p in predictions]
+
+    found = rewarded(Rubric("r", [Criterion(name="a", check=Longest())]), ["p", "q", "p", "q"], ["xx", "x", "xxxx", "xx"], options={"group": True})
+    assert found == [0.5, 0.5, 1.0, 1.0]
