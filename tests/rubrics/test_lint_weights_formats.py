@@ -96,7 +96,7 @@ def test_a_weight_keeps_its_sign_against_the_data() -> None:
     people = [float(np.clip(0.9 * a - 0.6 * b + 0.5 * c, 0, 1)) for a, b, c in rows]  # people punish b and like c
     found = fit_weights(declared, results_of(declared, rows), people)
     assert found.weights["b"] == pytest.approx(0, abs=1e-3)
-    assert found.weights["c"] == pytest.approx(0, abs=1e-3)
+    assert -0.05 < found.weights["c"] <= 0
     assert found.weights["a"] > 0
 
 

@@ -81,5 +81,5 @@ def _solve(x: np.ndarray, y: np.ndarray, declared: np.ndarray, strength: float) 
     one = _SUM_TO_ONE * (declared > 0).astype(float)
     a, b = np.vstack([x, penalty, one]), np.concatenate([y, math.sqrt(strength) * declared, [_SUM_TO_ONE]])
     low, high = np.where(declared > 0, 0.0, -np.inf), np.where(declared > 0, np.inf, 0.0)
-    found: np.ndarray = lsq_linear(a, b, bounds=(low, high)).x
+    found: np.ndarray = lsq_linear(a, b, bounds=(low, high), method="bvls").x
     return found

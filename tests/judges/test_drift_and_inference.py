@@ -1,0 +1,127 @@
+"""Anchors replayed, CUSUM, PSI, and means that a few labels correct."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from assay.errors import DataError
+from assay.judges.drift import Anchor, AnchorSet, Cusum, compare, population_stability_index
+from assay.judges.inference import corrected_mean
+
+MADE = {"model": "m1", "prompt": "p1"}
+
+
+def frozen(values: list[float | None], noise: float = 0.0) -> AnchorSet:
+    return AnchorSet(MADE, noise, [Anchor({"output": str(at)}, value, "yes") for at, value in enumerate(values)])
+
+
+def test_psi_by_hand() -> None:
+    # halves before; after, nine tenths in the lower: 0.4·ln(0.9/0.5) - 0.4·ln(0.1/0.5) = 0.879
+    before, after = [0.0] * 50_000 + [1.0] * 50_000, [0.0] * 90_000 + [1.0] * 10_000
+    assert population_stability_index(before, after, bins=2) == pytest.approx(0.879, abs=0.001)
+    assert population_stability_index(before, before) == pytest.approx(0.0)
+    assert math.isfinite(population_stability_index([0.0] * 30, [1.0] * 30))
+    with pytest.raises(DataError, match="before and after"):
+        population_stability_index([], [1.0])
+
+
+def test_cusum_by_hand() -> None:
+    chart = Cusum(sigma=1.0, slack=0.5, limit=2.0)
+    assert [chart.update(x) for x in (1.5, 1.0, 0.0, 1.5, 0.6)] == [False, False, False, False, True]  # 1.0, 1.5, 1.0, 2.0, 2.1
+    assert chart.high == pytest.approx(2.1)
+
+
+def test_cusum_alarms_about_as_often_as_its_tables_say() -> None:
+    rng = np.random.default_rng(0)
+
+    def run(shift: float, most: int) -> int:
+        chart = Cusum(sigma=1.0)
+        return next((n for n in range(1, most) if chart.update(rng.normal(shift, 1))), most)
+
+    quiet, moved = [run(0.0, 5000) for _ in range(60)], [run(1.0, 500) for _ in range(200)]
+    assert 300 < np.mean(quiet) < 700  # Montgomery: 465 in control for slack 0.5, limit 5
+    assert np.mean(moved) == pytest.approx(10.4, abs=1.0)
+
+
+def test_the_same_answers_raise_no_alarm() -> None:
+    values = [at / 40 for at in range(40)]
+    found = compare(frozen(values), values, MADE)
+    assert (found["alarms"], found["changed"], found["psi"]) == ([], {}, pytest.approx(0.0))
+
+
+def test_a_small_shift_of_all_verdicts_is_seen_and_what_changed_is_named() -> None:
+    values = [0.3 + 0.01 * at for at in range(40)]
+    found = compare(frozen(values, noise=0.02), [value + 0.04 for value in values], {**MADE, "model": "m2"})
+    assert "CUSUM" in found["alarms"][0]
+    assert "What changed: model." in found["alarms"][0]
+    assert found["changed"] == {"model": ["m1", "m2"]}
+    unnamed = compare(frozen(values), [1 - value for value in values], MADE)
+    assert any("look at the server" in alarm for alarm in unnamed["alarms"])
+
+
+def test_a_spread_that_changed_around_the_same_mean_is_seen() -> None:
+    rng = np.random.default_rng(0)
+    values = [float(v) for v in rng.normal(0.5, 0.02, 200)]
+    found = compare(frozen(values, noise=0.5), [0.5 + (v - 0.5) * 8 for v in values], MADE)
+    assert [alarm for alarm in found["alarms"] if "PSI" in alarm]
+
+
+def test_verdicts_that_are_lost_are_an_alarm_and_no_zero() -> None:
+    found = compare(frozen([0.5] * 30), [0.5] * 20 + [None] * 10, MADE)
+    assert found["mean_difference"] == 0.0
+    assert "10 of 30 anchors get no verdict" in found["alarms"][0]
+    nothing = compare(frozen([0.5] * 30), [None] * 30, MADE)
+    assert nothing["mean_difference"] is None
+
+
+def test_anchor_sets_are_kept_whole(tmp_path: Path) -> None:
+    kept = AnchorSet(MADE, 0.01, [Anchor({"output": "ü\u2028"}, None, None)])
+    kept.save(tmp_path / "a" / "anchors.json")
+    assert AnchorSet.load(tmp_path / "a" / "anchors.json") == kept
+    for text in ("", "[]", "{}", '{"format": 1, "made_by": {}, "noise": 0, "anchors": [{"x": 1}]}'):
+        (tmp_path / "bad.json").write_text(text)
+        with pytest.raises(DataError, match="is no anchor set"):
+            AnchorSet.load(tmp_path / "bad.json")
+    (tmp_path / "new.json").write_text(json.dumps({"format": 99}))
+    with pytest.raises(DataError, match="format 99"):
+        AnchorSet.load(tmp_path / "new.json")
+
+
+# -- corrected means
+
+
+def test_a_biased_judge_is_corrected_and_the_interval_holds_what_it_claims() -> None:
+    rng = np.random.default_rng(0)
+    covered, widths, alone = 0, [], []
+    for _ in range(400):
+        truth = rng.binomial(1, 0.4, 1100).astype(float)
+        judge = np.clip(0.25 + 0.6 * truth + rng.normal(0, 0.1, 1100), 0, 1)  # kind by far: mean 0.49
+        found = corrected_mean(truth[:100], judge[:100], judge[100:])
+        covered += found.low <= 0.4 <= found.high
+        widths.append(found.high - found.low)
+        alone.append(2 * 1.959964 * truth[:100].std(ddof=1) / 10)
+        assert abs(found.verdicts_alone - 0.4) > 0.05
+    assert 0.92 <= covered / 400 <= 0.98
+    assert np.mean(widths) < 0.6 * np.mean(alone)  # the verdicts are worth something
+
+
+def test_a_judge_that_knows_nothing_is_given_no_weight() -> None:
+    rng = np.random.default_rng(1)
+    people = rng.random(200)
+    found = corrected_mean(people, [0.5] * 200, [0.5] * 1000)
+    assert found.weight == 0.0
+    assert found.mean == pytest.approx(people.mean())
+    against = corrected_mean(people, 1 - people, rng.random(1000))
+    assert against.weight == 0.0  # a judge that is against people is not turned round
+
+
+def test_corrected_means_refuse_what_they_cannot_use() -> None:
+    with pytest.raises(DataError, match="at least two"):
+        corrected_mean([1.0], [1.0], [1.0, 1.0])
+    with pytest.raises(DataError, match="at least two"):
+        corrected_mean([1.0, 0.0], [1.0], [1.0, 1.0])
+    with pytest.raises(DataError, match="finite"):
+        corrected_mean([1.0, math.nan], [1.0, 1.0], [1.0, 1.0])

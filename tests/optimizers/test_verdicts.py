@@ -1,0 +1,226 @@
+"""Judges at work: audits, scores corrected by people, anchors, and people's labels in the store."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import assay
+from assay.errors import BudgetExceeded, ConfigError, DataError, ModelError
+from assay.judges import Judge, PairwiseJudge, PointwiseJudge
+from assay.judges.audit import BASES
+from assay.testing import scripted_lm
+from assay.traces import Rollout, Store
+from assay.verdicts import audit_judge, forget_rater, replay_anchors, score_rows, to_label
+
+GOOD = PointwiseJudge({"text": "Is it a right answer?", "scale": ["no", "yes"]})
+
+
+def knows(request: Any) -> dict[str, float]:
+    """A model that knows the shipped answers, and is fooled by nothing."""
+    text = request.messages[-1].text or ""
+    right = any(str(base.good["output"])[-12:] in text and str(base.bad["output"]) not in text for base in BASES)
+    return {"yes": 0.9, "no": 0.1} if right else {"yes": 0.1, "no": 0.9}
+
+
+def options(tmp_path: Path, script: Any = knows, **more: Any) -> dict[str, Any]:
+    return {"lm": scripted_lm(script, logprobs=True), "store": tmp_path / ".assay" / "a.db", **more}
+
+
+def test_an_audit_of_a_sound_judge_passes_and_of_a_blind_one_fails(tmp_path: Path) -> None:
+    sound = audit_judge(GOOD, **options(tmp_path))
+    assert sound["passed"], sound
+    blind = audit_judge(GOOD, **options(tmp_path, lambda request: {"yes": 0.9, "no": 0.1}, cache=False))
+    assert not blind["passed"]
+    assert blind["attacks"]["tells good from bad"]["right"] == 0
+    assert json.dumps(blind)
+    with assay.Store(tmp_path / ".assay" / "a.db") as store:
+        assert {rollout.split for rollout in store.rollouts()} == {"audit"}
+
+
+def test_an_audit_takes_cases_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "c.jsonl").write_text(json.dumps({"input": "q", "good": str(BASES[0].good["output"]), "bad": "no idea"}) + "\n")
+    found = audit_judge(GOOD, cases=str(tmp_path / "c.jsonl"), **options(tmp_path))
+    assert found["passed"], found
+    rows = [
+        {"item_id": str(i), "output": str(BASES[i % 8].good["output"]) if i % 2 else f"wrong {i}", "rater": "r", "label": "yes" if i % 2 else "no"}
+        for i in range(8)
+    ]
+    (tmp_path / "l.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert audit_judge(PointwiseJudge(GOOD.spec, shows=["output"]), labels=str(tmp_path / "l.jsonl"), **options(tmp_path))["passed"]
+    with pytest.raises(ConfigError, match="not from both"):
+        audit_judge(GOOD, cases="c", labels="l", **options(tmp_path))
+    with pytest.raises(ConfigError, match="between 0 and 1"):
+        audit_judge(GOOD, pass_at=2, **options(tmp_path))
+    with pytest.raises(ModelError, match="no verdict at all"):
+        audit_judge(GOOD, **options(tmp_path, lambda request: assay_error()))
+
+
+def assay_error() -> Exception:
+    import dspy
+
+    return dspy.lm15.ServerError("down")
+
+
+def rows_file(path: Path, count: int = 60, labelled: int = 20) -> str:
+    with path.open("w") as file:
+        for at in range(count):
+            row = {"item_id": str(at), "output": "lovely" if at % 3 else "awful", "label": None}
+            if at < labelled:
+                row["label"] = "yes" if at % 3 and at % 2 else "no"
+            file.write(json.dumps(row) + "\n")
+    return str(path)
+
+
+def kind(request: Any) -> dict[str, float]:
+    return {"yes": 0.95, "no": 0.05} if "lovely" in (request.messages[-1].text or "") else {"yes": 0.05, "no": 0.95}
+
+
+MOOD = PointwiseJudge("Is it kind?", shows=["output"])
+
+
+def test_rows_are_scored_and_labels_correct_the_mean(tmp_path: Path) -> None:
+    data = score_rows(MOOD, data=rows_file(tmp_path / "d.jsonl"), out=tmp_path / "o" / "v.jsonl", **options(tmp_path, kind))
+    assert (data["n"], data["unscored"], data["verdicts"]) == (60, 0, {"no": 20, "yes": 40})
+    assert data["mean"] == pytest.approx((40 * 0.95 + 20 * 0.05) / 60)
+    assert data["corrected"]["mean"] < data["mean"]  # people are harder than the judge
+    assert data["corrected"]["n_people"] == 20
+    lines = [json.loads(line) for line in (tmp_path / "o" / "v.jsonl").read_text().splitlines()]
+    assert (len(lines), lines[1]["verdict"], lines[1]["confidence"]) == (60, "yes", pytest.approx(0.95))
+
+
+def test_a_row_without_a_verdict_is_no_number(tmp_path: Path) -> None:
+    calls = iter(range(1000))
+
+    def now_and_then(request: Any) -> Any:
+        return TimeoutError("too slow") if next(calls) % 3 == 0 else kind(request)
+
+    data = score_rows(MOOD, data=rows_file(tmp_path / "d.jsonl", labelled=0), out=tmp_path / "v.jsonl", **options(tmp_path, now_and_then, threads=1))
+    lines = [json.loads(line) for line in (tmp_path / "v.jsonl").read_text().splitlines()]
+    missing = [line for line in lines if line["verdict"] is None]
+    assert data["unscored"] == len(missing) > 0
+    assert [line["value"] for line in missing] == [None] * len(missing)
+    assert "too slow" in data["why_unscored"][0]
+
+
+def test_scoring_stops_at_a_cap_and_goes_on(tmp_path: Path) -> None:
+    rows = tmp_path / "d.jsonl"
+    rows.write_text("\n".join(json.dumps({"output": f"lovely {at}"}) for at in range(30)))
+    with pytest.raises(BudgetExceeded, match="--resume"):
+        score_rows(MOOD, data=str(rows), max_calls=10, **options(tmp_path, kind))
+    done = score_rows(MOOD, data=str(rows), resume=True, max_calls=100, **options(tmp_path, kind))
+    assert (done["n"], done["calls"] <= 30) == (30, True)
+
+
+def test_anchors_are_frozen_once_and_replayed(tmp_path: Path) -> None:
+    rows, anchors = tmp_path / "d.jsonl", tmp_path / "anchors.json"
+    rows.write_text("\n".join(json.dumps({"output": f"{'lovely' if at % 2 else 'awful'} {at}"}) for at in range(40)))
+    first = replay_anchors(MOOD, anchors=anchors, freeze=str(rows), **options(tmp_path, kind))
+    assert (first["frozen"], first["noise"]) == (40, 0.0)
+    with pytest.raises(ConfigError, match="there already"):
+        replay_anchors(MOOD, anchors=anchors, freeze=str(rows), **options(tmp_path, kind))
+    assert replay_anchors(MOOD, anchors=anchors, **options(tmp_path, kind, cache=False))["alarms"] == []
+
+    def other(request: Any) -> dict[str, float]:
+        return {"yes": 0.6, "no": 0.4}
+
+    asks_otherwise = PointwiseJudge("Is it nice?", shows=["output"])
+    found = replay_anchors(asks_otherwise, anchors=anchors, **options(tmp_path, other, cache=False))
+    assert {"question", "prompt"} <= set(found["changed"])
+    assert any("CUSUM" in alarm and "question" in alarm for alarm in found["alarms"])
+    with pytest.raises(DataError, match="no anchor set"):
+        replay_anchors(MOOD, anchors=tmp_path / "none.json", **options(tmp_path, kind))
+
+
+# -- people's labels
+
+
+def filled(store: Path, count: int = 24) -> None:
+    with Store(store) as opened:
+        for at in range(count):
+            for sample in range(2):
+                opened.put_rollout(
+                    Rollout(
+                        task_id=f"t{at}", inputs={"question": f"q{at}"}, prediction={"answer": f"{'lovely' if (at + sample) % 2 else 'awful'} {at} {sample}", "steps": []},
+                        split="test" if at == 0 else "train", status="done",
+                    )
+                )  # fmt: skip
+        opened.put_rollout(Rollout(inputs={"question": "judge"}, prediction={"verdict": "yes"}, source="judge"))
+        opened.put_rollout(Rollout(inputs={"question": "failed"}, prediction=None, status="failed"))
+
+
+def test_what_waits_for_a_person(tmp_path: Path) -> None:
+    filled(tmp_path / "a.db")
+    with Store(tmp_path / "a.db") as store:
+        _, waiting = to_label(GOOD, store, rater="ann", limit=100)
+        assert len(waiting) == 46  # neither the sealed task, nor the judge's, nor the failed one
+        assert waiting[0].shown.keys() == {"task_input", "output"}
+        store.put_label(question_of(GOOD), waiting[0].item_id, "ann", "yes", shown=waiting[0].shown)
+        assert len(to_label(GOOD, store, rater="ann", limit=100)[1]) == 45
+        assert len(to_label(GOOD, store, rater="bob", limit=100)[1]) == 46
+        _, pairs = to_label(PairwiseJudge(), store, rater="ann", limit=100)
+        assert len(pairs) == 23
+        assert all(pair.shown["output_a"] != pair.shown["output_b"] for pair in pairs)
+
+
+def question_of(judge: Judge) -> str:
+    from assay.judging import question_key
+
+    return question_key(judge)
+
+
+def label(folder: Path, answers: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-c",
+        "from assay.cli import main; main()",
+        "judge",
+        "label",
+        "Is it a right answer?",
+        "--store",
+        str(folder / "a.db"),
+        *flags,
+    ]
+    return subprocess.run(command, input=answers, capture_output=True, text=True, timeout=120, cwd=folder)
+
+
+def test_a_person_labels_in_the_terminal_compiles_and_is_forgotten(tmp_path: Path) -> None:
+    filled(tmp_path / "a.db", count=60)
+    first = label(
+        tmp_path, "yes\nwhat?\n2\nwhy not\ns\n1\nbecause\nq\n".replace("yes\n", "yes\nsays so\n", 1), "--rater", "ann", "--rationale", "--json"
+    )
+    assert json.loads(first.stdout) == {"rater": "ann", "labelled": 3, "asked": 20}, first.stderr
+    assert "'what?' is not on the scale" in first.stderr
+    with Store(tmp_path / "a.db") as store:
+        kept = list(store.labels(question_of(PointwiseJudge("Is it a right answer?"))))
+        assert [(row["label"], row["rationale"]) for row in kept] == [("yes", "says so"), ("yes", "why not"), ("no", "because")]
+        _, waiting = to_label("Is it a right answer?", store, rater="bob", limit=118)
+        for entry in waiting:
+            said = "yes" if "lovely" in str(entry.shown["output"]) else "no"
+            store.put_label(question_of(PointwiseJudge("Is it a right answer?")), entry.item_id, "bob", said, shown=entry.shown)
+    report = assay.compile_judge(
+        "Is it a right answer?", labels="store", lm=scripted_lm(kind, logprobs=True), store=tmp_path / "a.db", optimizer="calibrate"
+    )
+    assert report.sizes["train"] > 20
+    assert report.outcome.test_compiled is not None
+    assert forget_rater("nobody", store=tmp_path / "a.db") == {"rater": "nobody", "removed": 0, "judges": []}
+    found = forget_rater("ann", store=tmp_path / "a.db")
+    assert (found["removed"], found["judges"]) == (3, [str(report.artifact)])
+    assert forget_rater("bob", store=tmp_path / "a.db")["judges"] == [str(report.artifact)]
+    with pytest.raises(DataError, match="assay judge label"):
+        assay.compile_judge("Is it a right answer?", labels="store", lm=scripted_lm(kind, logprobs=True), store=tmp_path / "a.db")
+
+
+@pytest.mark.postgres
+def test_labels_live_in_postgresql_too(postgres_url: str) -> None:
+    with Store(postgres_url) as store:
+        store.put_label("q", "i", "ann", "yes", shown={"output": "a\0b"}, rationale="\ud800")
+        store.put_label("q", "i", "ann", "no", shown={"output": "a"})
+        assert [(row["label"], row["output"]) for row in store.labels("q")] == [("no", "a")]
+        store.put_judge("/somewhere", ["abc"])
+        assert store.judges_of("abc") == ["/somewhere"]
+        assert store.forget_rater("ann") == 1
+        assert list(store.labels("q")) == []
