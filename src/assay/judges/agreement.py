@@ -3,9 +3,10 @@
 The statistics are scikit-learn's, krippendorff's and scipy's. A measure that is undefined is None with a reason, never 0.
 """
 
+import functools
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ __all__ = ["MEASURES", "Agreement", "Answers", "agreement", "calibration_error",
 
 MEASURES = ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman", "brier")
 _RESAMPLES = 500
+_AT_ONCE = 2_000_000  # indices held at once
 _FEWEST = 20  # items under which no interval is claimed
 _RATERS = 4  # of one item that take the judge's place for the ceiling
 
@@ -69,13 +71,21 @@ class _Table:
         index, self.spec = {label: i for i, label in enumerate(spec.scale)}, spec
         self.verdicts = np.array([index[str(answers.verdicts[i])] for i in known], dtype=int)
         self.places = np.array([answers.places[i] for i in known], dtype=float)
-        self.shares = np.array([[items[i].shares.get(label, 0.0) for label in spec.scale] for i in known], dtype=float).reshape(-1, len(index))
+        self.shares = _shares([items[i] for i in known], index)
         self.weights = np.ones(len(known)) if weights is None else np.array([weights[i] for i in known])
-        given = [answers.probabilities[i] if i < len(answers.probabilities) else None for i in known]
-        unknown = dict.fromkeys(spec.scale, math.nan)
-        guess = np.array([[(p or unknown)[label] for label in spec.scale] for p in given], dtype=float).reshape(-1, len(index))
-        self.gaps = ((guess - self.shares) ** 2).sum(axis=1)
+        self.gaps = np.full(len(known), math.nan)  # of probabilities to shares, where there are any
+        for row, i in enumerate(known if any(p is not None for p in answers.probabilities) else []):
+            if (given := answers.probabilities[i]) is not None:
+                self.gaps[row] = sum((given[label] - share) ** 2 for label, share in zip(spec.scale, self.shares[row], strict=True))
         self.unscored = len(items) - len(known)
+        level = np.isclose(self.shares, self.shares.max(axis=1, keepdims=True)) if len(known) else np.zeros_like(self.shares)
+        # 1 where the verdict is the label most raters gave; of labels that are level each counts its part
+        self.right = level[np.arange(len(level)), self.verdicts] / np.maximum(1, level.sum(axis=1))
+
+    @functools.cached_property
+    def _codes(self) -> tuple[np.ndarray, np.ndarray]:
+        people = self.shares @ np.array(self.spec.steps)
+        return np.unique(self.places, return_inverse=True)[1], np.unique(people, return_inverse=True)[1]
 
     def measure(self, name: str) -> tuple[float | None, str]:
         """The measure over all items, or None and why it is undefined."""
@@ -92,18 +102,19 @@ class _Table:
     def resampled(self, name: str, draws: np.ndarray) -> np.ndarray:
         """The measure on each row of `draws`, indices of items; NaN where it is undefined. For measures that have a value."""
         if name == "spearman":
-            from scipy import stats
-
-            judge, people = (stats.rankdata(values[draws], axis=1) for values in (self.places, self.shares @ np.array(self.spec.steps)))
+            judge, people = (_ranks(codes, draws) for codes in self._codes)
             judge, people = judge - judge.mean(axis=1, keepdims=True), people - people.mean(axis=1, keepdims=True)
+            both, own, theirs = (np.einsum("bi,bi->b", a, b) for a, b in ((judge, people), (judge, judge), (people, people)))
             with np.errstate(divide="ignore", invalid="ignore"):
-                return (judge * people).sum(axis=1) / np.sqrt((judge**2).sum(axis=1) * (people**2).sum(axis=1))
+                return np.asarray(both / np.sqrt(own * theirs))
         if name == "brier":
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return np.asarray(np.nanmean(self.gaps[draws], axis=1))
         if name == "accuracy":
-            right = self._right()[draws] * self.weights[draws]
+            if np.ptp(self.weights) == 0:
+                return np.asarray(self.right[draws].mean(axis=1))
+            right = self.right[draws] * self.weights[draws]
             return right.sum(axis=1) / self.weights[draws].sum(axis=1)
         counts = np.stack([np.bincount(row, minlength=len(self.verdicts)) for row in draws]) * self.weights
         shares = np.eye(self.shares.shape[1])[self.shares.argmax(axis=1)] if name == "alpha" else self.shares
@@ -111,14 +122,8 @@ class _Table:
         tables = (counts @ cells).reshape(len(draws), shares.shape[1], -1)
         return _alphas(tables, self.spec) if name == "alpha" else kappas(tables, quadratic=name == "weighted_kappa")
 
-    def _right(self) -> np.ndarray:
-        """1 where the verdict is the label most raters gave; of labels that are level each counts its part."""
-        level = np.isclose(self.shares, self.shares.max(axis=1, keepdims=True))
-        found: np.ndarray = level[np.arange(len(level)), self.verdicts] / level.sum(axis=1)
-        return found
-
     def accuracy(self, rows: np.ndarray) -> tuple[float, str]:
-        return float(np.average(self._right()[rows], weights=self.weights[rows])), ""
+        return float(np.average(self.right[rows], weights=self.weights[rows])), ""
 
     def kappa(self, rows: np.ndarray, weights: str | None = None) -> tuple[float, str]:
         from sklearn.metrics import cohen_kappa_score
@@ -211,8 +216,29 @@ def _alphas(tables: np.ndarray, spec: JudgeSpec) -> np.ndarray:
         return 1 - (coincidences * distance).sum(axis=(1, 2)) * (total - 1) / np.einsum("bi,bj,bij->b", margins, margins, distance)
 
 
-def _draws(rows: int) -> np.ndarray:
-    return np.random.default_rng(0).integers(0, rows, (_RESAMPLES, rows))
+def _draws(rows: int) -> Iterator[np.ndarray]:
+    """Indices of 500 resamples of the items, a part at a time, so that many items need little memory."""
+    rng, part = np.random.default_rng(0), max(1, min(_RESAMPLES, _AT_ONCE // rows))
+    for start in range(0, _RESAMPLES, part):
+        yield rng.integers(0, rows, (min(part, _RESAMPLES - start), rows))
+
+
+def _ranks(codes: np.ndarray, draws: np.ndarray) -> np.ndarray:
+    """Mean ranks of each resample's values, given each value's place among the different ones: counted, as a resample
+    repeats what was sorted once."""
+    drawn = codes[draws]
+    counts = np.stack([np.bincount(row, minlength=int(codes.max()) + 1) for row in drawn])
+    return np.asarray(np.take_along_axis(np.cumsum(counts, axis=1) - (counts - 1) / 2, drawn, axis=1))
+
+
+def _shares(items: Sequence[Item], index: Mapping[str, int]) -> np.ndarray:
+    """Row i: the shares of item i's raters by label."""
+    given = [(row, index[rating.label]) for row, item in enumerate(items) for rating in item.ratings]
+    counts = np.zeros((len(items), len(index)))
+    if given:
+        np.add.at(counts, tuple(np.array(given).T), 1.0)
+    found: np.ndarray = counts / np.maximum(1.0, counts.sum(axis=1, keepdims=True))
+    return found
 
 
 def _percentiles(values: np.ndarray) -> tuple[float, float] | None:
@@ -238,9 +264,9 @@ def agreement(
     found = {name: table.measure(name) for name in MEASURES}
     ranges: dict[str, tuple[float, float] | None] = dict.fromkeys(MEASURES)
     if intervals and len(table.verdicts) >= _FEWEST:
-        draws = _draws(len(table.verdicts))
-        for name, (value, _) in found.items():
-            ranges[name] = None if value is None else _percentiles(table.resampled(name, draws))
+        defined = [name for name, (value, _) in found.items() if value is not None]
+        parts = [{name: table.resampled(name, draws) for name in defined} for draws in _draws(len(table.verdicts))]
+        ranges |= {name: _percentiles(np.concatenate([part[name] for part in parts])) for name in defined}
     why = {name: reason for name, (value, reason) in found.items() if value is None}
     return Agreement(len(table.verdicts), table.unscored, {name: value for name, (value, _) in found.items()}, ranges, why)
 
@@ -281,8 +307,8 @@ def measure_gain(name: str, before: Answers, after: Answers, items: Sequence[Ite
         "n": len(both),
     }
     if result["mean"] is not None and len(both) >= _FEWEST:
-        draws = _draws(len(both))
-        found = _percentiles(oriented(name, 1.0) * (tables[1].resampled(name, draws) - tables[0].resampled(name, draws)))
+        gaps = [tables[1].resampled(name, draws) - tables[0].resampled(name, draws) for draws in _draws(len(both))]
+        found = _percentiles(oriented(name, 1.0) * np.concatenate(gaps))
         if found is not None:
             result["low"], result["high"] = found
     return result

@@ -1,0 +1,97 @@
+"""Verdicts a second: an assay judge, which reads one token's probabilities, against the same questions sent one by one
+through stock DSPy (`dspy.Predict`, its default adapter, the same llama.cpp server over HTTP), interleaved. And the share of
+repeated verdicts that the cache serves, and how fast.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import dspy
+
+from assay.datasets import load_tasks
+from assay.judges import Item, PointwiseJudge
+from assay.models import Meter, ResponseCache, get_lm
+from assay.models.embedded import server_url
+from assay.optimizers import Session
+from assay.optimizers.judges import agreement_rubric, judge_items
+from assay.traces import Recorder, Store
+
+QUESTION = "Is the output a right answer to the task?"
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--verdicts", type=int, default=20, help="in each round")
+parser.add_argument("--rounds", type=int, default=5)
+arguments = parser.parse_args()
+
+NAME = "embedded/smollm2-135m"
+stock = dspy.LM("openai/smollm2-135m", api_base=f"{server_url(NAME)}/v1", api_key="none", cache=False, temperature=0.0, max_tokens=300)
+ask = dspy.Predict(
+    dspy.Signature(
+        {"task_input": (str, dspy.InputField()), "output": (str, dspy.InputField()), "verdict": (Literal["no", "yes"], dspy.OutputField())}, QUESTION
+    )
+)
+judge = PointwiseJudge(QUESTION)
+
+
+def items(start: int) -> list[Item]:
+    tasks = load_tasks(f"arithmetic:size={arguments.verdicts}&seed={start}")
+    return [
+        Item(id=f"{start}-{at}", shown={"task_input": t.inputs["question"], "output": f"The answer is {at}."}, ratings=())
+        for at, t in enumerate(tasks)
+    ]
+
+
+def ours(batch: list[Item], session: Session) -> int:
+    return len(batch) - judge_items(judge, batch, session, name="ours").unscored
+
+
+def theirs(batch: list[Item]) -> int:
+    read = 0
+    for item in batch:
+        try:
+            with dspy.context(lm=stock):
+                ask(**item.shown)
+            read += 1
+        except Exception:  # stock DSPy could not parse what the model wrote: no verdict, but time spent
+            pass
+    return read
+
+
+seconds: dict[str, list[float]] = {"ours": [], "stock": []}
+read: dict[str, int] = {"ours": 0, "stock": 0}
+with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "s.db") as store:
+    recorder, meter = Recorder(store), Meter()
+    lm = get_lm(NAME, cache=ResponseCache(Path(folder) / "c.db"), meter=meter, observers=[recorder.observe])
+    session = Session(lm=lm, rubric=agreement_rubric(judge.spec), recorder=recorder, meter=meter, threads=lm.recording.backend.concurrency)
+    ours(items(10_000), session)
+    theirs(items(10_000)[:2])
+    for round_ in range(arguments.rounds):
+        batch = items(round_)
+        sides: list[tuple[str, Any]] = [("ours", lambda b=batch: ours(b, session)), ("stock", lambda b=batch: theirs(b))]
+        for name, run in sides if round_ % 2 else sides[::-1]:
+            clock = time.perf_counter()
+            read[name] += run()
+            seconds[name].append(time.perf_counter() - clock)
+    before = meter.usage.cached
+    clock = time.perf_counter()
+    for round_ in range(arguments.rounds):
+        ours(items(round_), session)
+    again = time.perf_counter() - clock
+    repeated, served = arguments.rounds * arguments.verdicts, meter.usage.cached - before
+
+rates = {name: arguments.verdicts / statistics.median(values) for name, values in seconds.items()}
+print(
+    json.dumps(
+        {
+            "verdicts_per_second": rates,
+            "ratio": rates["ours"] / rates["stock"],
+            "verdicts_read": {name: count / (arguments.rounds * arguments.verdicts) for name, count in read.items()},
+            "repeated": {"share_from_cache": served / repeated, "verdicts_per_second": repeated / again},
+        }
+    )
+)
