@@ -44,25 +44,30 @@ def write_labels(path: Path, items: list[tuple[str, str, list[str]]], per_class:
                     file.write(json.dumps({"item_id": item_id, "output": text, "rater": str(rater), "label": said}) + "\n")
 
 
-parser = argparse.ArgumentParser()
-parser.add_argument("ratings", type=Path)
-parser.add_argument("--set", default="tweets", choices=["tweets", "nytEditorialSnippets", "amazonReviewSnippets", "movieReviewSnippets"])
-parser.add_argument("--per-class", type=int, default=200)
-parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-parser.add_argument("--model", default="embedded/smollm2-135m")
-parser.add_argument("--optimizer", default="auto")
-parser.add_argument("--objective")
-arguments = parser.parse_args()
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("ratings", type=Path)
+    parser.add_argument("--set", default="tweets", choices=["tweets", "nytEditorialSnippets", "amazonReviewSnippets", "movieReviewSnippets"])
+    parser.add_argument("--per-class", type=int, default=200)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--model", default="embedded/smollm2-135m")
+    parser.add_argument("--optimizer", default="auto")
+    parser.add_argument("--objective")
+    arguments = parser.parse_args()
 
-found = ratings(arguments.ratings, arguments.set)
-for seed in arguments.seeds:
-    with tempfile.TemporaryDirectory() as folder:
-        labels = Path(folder) / "labels.jsonl"
-        write_labels(labels, found, arguments.per_class, seed)
-        data = assay.compile_judge(
-            "What is the sentiment of the text?", labels=str(labels), scale=SCALE, model=arguments.model, seed=seed, salt=f"seed {seed}",
-            optimizer=arguments.optimizer, objective=arguments.objective, store=Path(folder) / ".assay" / "a.db", progress=Lines(),
-        ).to_dict()  # fmt: skip
-    kept = ("objective", "winner", "sizes", "replaces", "gate", "calls", "ceiling", "test", "candidates")
-    card = {name: data["card"][name] for name in ("of_ceiling", "calibration_error", "brier", "test_retest", "length_bias", "coverage")}
-    print(json.dumps({"set": arguments.set, "seed": seed, **{name: data[name] for name in kept}, "card": card}), flush=True)
+    found = ratings(arguments.ratings, arguments.set)
+    for seed in arguments.seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            labels = Path(folder) / "labels.jsonl"
+            write_labels(labels, found, arguments.per_class, seed)
+            data = assay.compile_judge(
+                "What is the sentiment of the text?", labels=str(labels), scale=SCALE, model=arguments.model, seed=seed, salt=f"seed {seed}",
+                optimizer=arguments.optimizer, objective=arguments.objective, store=Path(folder) / ".assay" / "a.db", progress=Lines(),
+            ).to_dict()  # fmt: skip
+        kept = ("objective", "winner", "sizes", "replaces", "gate", "calls", "ceiling", "test", "candidates")
+        card = {name: data["card"][name] for name in ("of_ceiling", "calibration_error", "brier", "test_retest", "length_bias", "coverage")}
+        print(json.dumps({"set": arguments.set, "seed": seed, **{name: data[name] for name in kept}, "card": card}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

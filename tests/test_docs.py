@@ -1,5 +1,6 @@
 """The README's commands are run, its Python too, and what the documentation names exists."""
 
+import json
 import re
 import subprocess
 import sys
@@ -48,3 +49,32 @@ def test_links_lead_somewhere() -> None:
 def test_the_mapped_folders_exist() -> None:
     for folder in re.findall(r"^\| `([^`]+)` \|", README, re.MULTILINE):
         assert (ROOT / folder).is_dir(), folder
+
+
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("example", "flags"), [("rubric_anywhere.py", []), ("trl_reward.py", ["--steps", "1", "--generations", "2", "--tokens", "8"])]
+)
+def test_examples_run(embedded: str, own_folder: Path, example: str, flags: list[str]) -> None:
+    done = subprocess.run([sys.executable, str(ROOT / "examples" / example), *flags, "--json"], capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    if example == "trl_reward.py":
+        assert found["steps"] == 1
+        assert 0 <= found["log"][0]["reward"] <= 1
+    else:
+        assert found["plain callable"] == 1.0
+        assert len(found["a group, in pairs"]) == 3
+
+
+def test_the_judges_in_the_documentation_load(own_folder: Path) -> None:
+    from assay.jobs import load_judge
+
+    blocks = [text for text in re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "judges.md").read_text(), re.DOTALL) if "criteria:" not in text]
+    for name in ("mood", "mood-strong"):
+        (own_folder / f"{name}.yaml").write_text(blocks[0])
+    for number, text in enumerate(blocks):
+        (own_folder / f"{number}.yaml").write_text(text)
+        assert load_judge(f"{number}.yaml").labels == ("negative", "neutral", "positive")
+    assert len(blocks) == 3

@@ -1,0 +1,67 @@
+"""Rubrics beyond DSPy: a plain callable for any agent, a criteria file of verifiers, points as in HealthBench, one call for all
+criteria, and a group compared in pairs. The embedded model judges; no key is needed.
+
+    pip install 'assay[embedded]'
+    python examples/rubric_anywhere.py [--json]
+"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+import assay
+from assay.judges import PairwiseJudge, resolver
+from assay.rubrics import Criterion, JudgeSpec, Rubric, checks, points_rubric
+
+TASK = {"question": "What is 12 * 12?", "answer": "144"}
+VERIFIERS = """
+[[criteria]]
+name = "answers"
+text = "Does the output answer the question?"
+weight = 2
+
+[[criteria]]
+name = "tone"
+text = "How friendly is the output?"
+choices = ["rude", "neutral", "friendly"]
+"""
+POINTS = [{"criterion": "The output says 144.", "points": 5}, {"criterion": "The output refuses to answer.", "points": -3}]
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--json", action="store_true")
+arguments = parser.parse_args()
+lm = assay.get_lm("embedded/smollm2-135m", seed=0)
+
+
+def my_agent(question: str) -> str:
+    """Anything that answers: no DSPy in it."""
+    return "It is 144."
+
+
+answer = my_agent(TASK["question"])
+found = {}
+
+by_code = Rubric(
+    "right", [Criterion(name="right", check=checks.numeric), Criterion(name="rambling", weight=-1, check=checks.length, arguments={"max_tokens": 40})]
+)
+found["plain callable"] = by_code(TASK, answer).value
+
+with tempfile.TemporaryDirectory() as folder:
+    file = Path(folder) / "criteria.toml"
+    file.write_text(VERIFIERS)
+    found["verifiers' file"] = assay.load_rubric(file, judge_lm=lm).score(TASK, answer).value
+
+found["points"] = points_rubric(POINTS, resolver=resolver(lm)).score(TASK, answer).value
+
+criteria = [Criterion(name="clear", judge=JudgeSpec(text="Is it clear?")), Criterion(name="kind", judge=JudgeSpec(text="Is it kind?"))]
+found["all criteria in one call"] = Rubric("both", criteria, judging="together", resolver=resolver(lm)).score(TASK, answer).value
+
+better = Rubric("better", [Criterion(name="better", judge=JudgeSpec(use="pairs"))], resolver=resolver(lm, lambda _: PairwiseJudge()))
+found["a group, in pairs"] = [result.value for result in better.score_group(TASK, [answer, "I do not know.", "143"])]
+
+if arguments.json:
+    print(json.dumps(found))
+else:
+    for name, value in found.items():
+        print(f"{name:25} {value}")
