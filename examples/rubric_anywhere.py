@@ -42,9 +42,8 @@ def my_agent(question: str) -> str:
 answer = my_agent(TASK["question"])
 found = {}
 
-by_code = Rubric(
-    "right", [Criterion(name="right", check=checks.numeric), Criterion(name="rambling", weight=-1, check=checks.length, arguments={"max_tokens": 40})]
-)
+rambling = Criterion(name="rambling", weight=-1, check=checks.length, arguments={"max_tokens": 40})
+by_code = Rubric("right", [Criterion(name="right", check=checks.numeric), rambling])
 found["plain callable"] = by_code(TASK, answer).value
 
 with tempfile.TemporaryDirectory() as folder:

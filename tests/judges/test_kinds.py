@@ -208,6 +208,14 @@ def test_judges_from_files(tmp_path: Path) -> None:
     assert cascade.second.members[0].model == "openai/some"
 
 
+def test_a_rubrics_criterion_is_a_judge(tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text("text: Kind?\n")
+    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: clear, judge: 'Clear?'}\n- {name: kind, judge: {use: one.yaml}}\n")
+    assert [load_judge(f"{tmp_path}/r.yaml:{name}").spec.text for name in ("clear", "kind")] == ["Clear?", "Kind?"]
+    with pytest.raises(RubricError, match="there are clear, kind"):
+        load_judge(f"{tmp_path}/r.yaml:other")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

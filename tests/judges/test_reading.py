@@ -178,3 +178,22 @@ def test_the_embedded_model_gives_every_word_a_probability(embedded: str) -> Non
     assert set(found.probabilities) == set(MOODS.scale)
     assert math.fsum(found.probabilities.values()) == pytest.approx(1)
     assert all(0 < p < 1 for p in found.probabilities.values())
+
+
+def test_an_answer_in_another_language_is_no_verdict_though_a_word_has_a_trace_of_probability() -> None:
+    with pytest.raises(NoGrade, match="that is no verdict; it would say 'oui'"):
+        judged(PointwiseJudge(GOOD), lambda request: {"oui": 0.9, "non": 0.0995, "yes": 0.0005})
+
+
+def test_several_samples_and_an_outer_sample_are_asked_anew_each_time() -> None:
+    from assay.models import ResponseCache, sample_scope
+
+    lm = scripted_lm(lambda request: '{"verdict": "yes"}', cache=ResponseCache())
+    judge = PointwiseJudge(GOOD, samples=3)
+    with dspy.context(lm=lm):
+        judge(task_input="q", output="x")
+        judge(task_input="q", output="x")
+        assert lm.scripted.calls == 3  # the second time from the cache
+        with sample_scope(1):
+            judge(task_input="q", output="x")
+    assert lm.scripted.calls == 6

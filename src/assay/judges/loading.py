@@ -1,5 +1,6 @@
 """Judges by name: a YAML file, `path.py:NAME` or `package.module:NAME`, or one sentence that says what to judge."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from assay.judges.pairwise import PAIR_SCALE, PairwiseJudge
 from assay.judges.panel import Cascade, Jury
 from assay.judges.pointwise import PointwiseJudge
 from assay.rubrics import JudgeSpec
-from assay.rubrics.loading import JudgeFile, StrictModel, import_check, parse_yaml
+from assay.rubrics.loading import JudgeFile, StrictModel, import_check, load_rubric, parse_yaml
 
 __all__ = ["AnyJudge", "load_judge"]
 
@@ -51,7 +52,8 @@ def load_judge(source: str | Path, *, find: Find | None = None, **spec: Any) -> 
     """A judge that is not compiled yet.
 
     Args:
-        source: a `.yaml` file, `file.py:NAME` or `package.module:NAME` of a judge or a class of one, or a sentence.
+        source: a `.yaml` file, a rubric's criterion as `rubric.yaml:NAME`, `file.py:NAME` or `package.module:NAME` of a judge or
+            a class of one, or a sentence.
         find: gives the members of a jury or cascade by their paths; this function where None.
         spec: fields of a `JudgeSpec` (`scale`, `kind`, `anchors`) for a sentence.
     Raises:
@@ -59,6 +61,8 @@ def load_judge(source: str | Path, *, find: Find | None = None, **spec: Any) -> 
     """
     text = str(source)
     path = Path(text)
+    if (within := re.fullmatch(r"(.+\.ya?ml):(\w+)", text, re.IGNORECASE)) is not None:
+        return _of_rubric(within[1], within[2], find or load_judge)
     if path.suffix.lower() in (".yaml", ".yml"):
         if spec:
             raise RubricError(f"{text} has its own {', '.join(sorted(spec))}; change them there")
@@ -72,6 +76,14 @@ def load_judge(source: str | Path, *, find: Find | None = None, **spec: Any) -> 
     if " " not in text.strip():
         raise RubricError(f"no judge is called {text!r}: give a .yaml file, file.py:NAME, package.module:NAME, an artifact's folder, or a sentence")
     return PointwiseJudge(JudgeSpec(text=text, **spec))
+
+
+def _of_rubric(file: str, name: str, find: Find) -> AnyJudge:
+    judged = {c.name: c.judge for c in load_rubric(file).criteria if c.judge is not None}
+    if name not in judged:
+        raise RubricError(f"{file} has no judge criterion {name!r}; there are {', '.join(judged) or 'none'}")
+    spec = judged[name]
+    return find(spec.use) if spec.use else PointwiseJudge(spec)
 
 
 def _from_yaml(path: Path, find: Find) -> AnyJudge:
