@@ -1,5 +1,6 @@
 """Judges made of judges: a jury that votes, and a cascade that asks the stronger judge where the cheap one is unsure."""
 
+import copy
 import importlib
 import math
 from collections.abc import Mapping, Sequence
@@ -37,7 +38,7 @@ class Jury(Judge):
         weights: Sequence[float] = (),
         calibration: Calibration | Mapping[str, Any] | None = None,
     ) -> None:
-        built = [_built(member) for member in members]
+        built = _distinct([_built(member) for member in members])
         if how not in RULES:
             raise ConfigError(f"how={how!r} must be one of {', '.join(RULES)}")
         if not built or any(member.labels != built[0].labels for member in built):
@@ -100,7 +101,7 @@ class Cascade(Judge):
         least: float = 0.7,
         calibration: Calibration | Mapping[str, Any] | None = None,
     ) -> None:
-        cheap, strong = _built(first), _built(second)
+        cheap, strong = _distinct([_built(first), _built(second)])
         if cheap.labels != strong.labels:
             raise ConfigError(f"a cascade needs judges of one scale; got {list(cheap.labels)} and {list(strong.labels)}")
         if not 0 <= least <= 1:
@@ -140,6 +141,11 @@ def reliability_weights(verdicts: Sequence[Sequence[str | None]], items: Sequenc
         agreed = (math.fsum(pairs) + 1 / labels) / (len(pairs) + 1)
         weights.append(min(_MOST, max(0.0, math.log(agreed * (labels - 1) / max(1e-9, 1 - agreed)))))
     return weights if sum(weights) > 0 else [1.0] * len(verdicts)
+
+
+def _distinct(judges: Sequence[Judge]) -> list[Judge]:
+    """Each one an object of its own, so that a judge that is there twice is saved and loaded as two."""
+    return [copy.deepcopy(judge) if any(judge is other for other in judges[:at]) else judge for at, judge in enumerate(judges)]
 
 
 def _all_shown(judges: Sequence[Judge]) -> list[str]:

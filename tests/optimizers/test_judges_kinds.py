@@ -1,0 +1,206 @@
+"""Compiling judges of pairs, juries and cascades; and everything that labels and models can throw at a compile."""
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import assay
+from assay.judges import Cascade, Jury, PairwiseJudge, PointwiseJudge
+from assay.judges.labels import make_items, split_items
+from assay.testing import scripted_lm
+
+MOODS = {"text": "Which mood?", "scale": ["negative", "neutral", "positive"]}
+TELLS = {"negative": "awful", "neutral": "plain", "positive": "lovely"}
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def moods(count: int = 240, said: Any = None, text: Any = None, raters: int = 2) -> list[dict[str, Any]]:
+    labels = MOODS["scale"]
+    return [
+        {
+            "item_id": str(at), "output": text(at) if text else f"{TELLS[labels[at % 3]]} {at}", "rater": f"r{rater}",
+            "label": said(at) if said else labels[at % 3],
+        }
+        for at in range(count) for rater in range(raters)
+    ]  # fmt: skip
+
+
+def feels(request: Any, lean: float = 0.3) -> dict[str, float]:
+    text = request.messages[-1].text or ""
+    odds = {label: 0.1 + (0.3 if word in text else 0) for label, word in TELLS.items()}
+    odds["positive"] += lean
+    if "letter" in str(request.system or request.messages[0].text):
+        return {chr(ord("A") + at): p for at, p in enumerate(odds.values())}
+    return odds
+
+
+def compiled(tmp_path: Path, judge: Any, rows: list[dict[str, Any]], script: Any = feels, **options: Any) -> dict[str, Any]:
+    report = assay.compile_judge(
+        judge, labels=write(tmp_path / "labels.jsonl", rows), lm=scripted_lm(script, logprobs=options.pop("logprobs", True)),
+        store=tmp_path / ".assay" / "a.db", sizes={"train": 40, "val": 30, "gate": 30, "test": 30}, **options,
+    )  # fmt: skip
+    data = report.to_dict()
+    assert json.loads(json.dumps(data, allow_nan=False))
+    return {**data, "report": report}
+
+
+# -- pairs
+
+
+def pairs(count: int = 200, tie: float = 0.0) -> list[dict[str, Any]]:
+    rng = random.Random(0)
+    rows = []
+    for at in range(count):
+        first = rng.random() < 0.5
+        worse, better = f"worse {at}", f"better {at}{' and longer' * (at % 3)}"
+        label = "tie" if rng.random() < tie else "a" if first else "b"
+        models = {"model_a": "scripted/model" if at % 2 else "other", "model_b": "other" if at % 2 else "scripted/model"}
+        outputs = {"output_a": better if first else worse, "output_b": worse if first else better}
+        rows += [{"item_id": str(at), "input": "q", **outputs, **models, "rater": f"r{r}", "label": label} for r in range(3)]
+    return rows
+
+
+def first_place(request: Any) -> dict[str, float]:
+    """Knows the better one a little, and leans to the first place a lot."""
+    text = request.messages[-1].text
+    better_first = re.search(r'output_a: "better', text) is not None
+    return {"a": 0.8 if better_first else 0.6, "tie": 0.05, "b": 0.15 if better_first else 0.35}
+
+
+def test_a_judge_of_pairs_that_leans_to_a_place_is_set_right(tmp_path: Path) -> None:
+    data = compiled(tmp_path, PairwiseJudge(), pairs(), first_place)
+    assert data["test"]["baseline"]["accuracy"] < 0.1  # every pair is inconsistent, so a tie
+    assert data["test"]["compiled"]["accuracy"] > 0.95
+    assert data["card"]["position_flip_rate"] < 0.05
+    assert data["card"]["prefers_first"] == pytest.approx(0.5, abs=0.05)
+    assert data["card"]["self_preference"]["mean"] == pytest.approx(0, abs=0.1)
+    loaded = assay.load_judge(data["artifact"])
+    assert isinstance(loaded, PairwiseJudge)
+    assert loaded.calibration is not None
+
+
+def test_all_ties_are_undefined_and_said(tmp_path: Path) -> None:
+    data = compiled(tmp_path, PairwiseJudge(), pairs(tie=1.0), first_place)
+    assert data["test"]["compiled"]["weighted_kappa"] is None
+    assert "one label only" in data["test"]["compiled"]["undefined"]["weighted_kappa"]
+    assert data["replaces"] is False
+
+
+# -- panels
+
+
+def test_a_jury_is_compiled_to_the_votes_that_agree_best(tmp_path: Path) -> None:
+    blind = PointwiseJudge({**MOODS, "text": "Say anything."}, shows=["output"])
+    jury = Jury([PointwiseJudge(MOODS, shows=["output"]), blind, blind])
+
+    def script(request: Any) -> dict[str, float]:
+        return {"positive": 1.0} if "anything" in str(request) else feels(request, lean=0.0)
+
+    data = compiled(tmp_path, jury, moods(), script)
+    assert data["test"]["baseline"]["accuracy"] < 0.5
+    assert data["test"]["compiled"]["accuracy"] > 0.95
+    assert isinstance(assay.load_judge(data["artifact"]), Jury)
+
+
+def test_a_cascade_is_compiled(tmp_path: Path) -> None:
+    cascade = Cascade(PointwiseJudge(MOODS, shows=["output"]), PointwiseJudge({**MOODS, "text": "The strong one?"}, shows=["output"]), least=0.95)
+    data = compiled(tmp_path, cascade, moods(), lambda request: feels(request, lean=0.0 if "strong" in str(request) else 0.05))
+    assert data["test"]["compiled"]["accuracy"] > 0.95
+    assert any("second judge under" in candidate["name"] for candidate in data["candidates"])
+
+
+@pytest.mark.parametrize("objective", ["accuracy", "kappa", "alpha", "spearman", "brier"])
+def test_every_objective(tmp_path: Path, objective: str) -> None:
+    judge = PointwiseJudge(MOODS, shows=["output"])
+    data = compiled(tmp_path, judge, moods(), lambda request: feels(request, lean=0.6), objective=objective, optimizer="calibrate")
+    assert data["objective"] == objective
+    assert data["test"]["gain"]["mean"] > (-0.01 if objective == "spearman" else 0)  # the ranks are right as they come
+
+
+# -- a probe
+
+
+def test_a_probe_sees_what_the_words_of_the_scale_do_not_tell(tmp_path: Path) -> None:
+    """The words are level whatever the text; other tokens move with it."""
+
+    def hints(request: Any) -> dict[str, float]:
+        text = request.messages[-1].text or ""
+        at = next((index for index, word in enumerate(TELLS.values()) if word in text), 1)
+        rest = {f"t{index}": 0.05 + (0.05 if index % 3 == at else 0) for index in range(12)}
+        return {"negative": 0.02, "neutral": 0.02, "positive": 0.021, **rest}
+
+    data = compiled(tmp_path, PointwiseJudge(MOODS, shows=["output"]), moods(), hints, optimizer="calibrate")
+    assert "probe" in data["winner"]
+    assert data["test"]["baseline"]["accuracy"] < 0.5
+    assert data["test"]["compiled"]["accuracy"] > 0.95
+    loaded = assay.load_judge(data["artifact"])
+    import dspy
+
+    from assay.rubrics import NoGrade
+
+    with dspy.context(lm=scripted_lm(lambda request: '{"verdict": "positive"}')):
+        assert loaded(output="x").probabilities is None  # written: nothing to calibrate, and no number made of it
+    with dspy.context(lm=scripted_lm(hints, logprobs=True)), pytest.raises(NoGrade, match="gives none"):
+        loaded.judged({"negative": 0.2, "neutral": 0.2, "positive": 0.6})
+
+
+# -- tried to break it
+
+
+def test_one_rater_has_no_ceiling(tmp_path: Path) -> None:
+    data = compiled(tmp_path, PointwiseJudge(MOODS, shows=["output"]), moods(raters=1), optimizer="calibrate")
+    assert data["ceiling"]["weighted_kappa"] is None
+    assert "two raters" in data["ceiling"]["undefined"]["weighted_kappa"]
+    assert data["card"]["of_ceiling"] is None
+
+
+def test_one_class_is_said_and_nothing_is_claimed(tmp_path: Path) -> None:
+    data = compiled(tmp_path, PointwiseJudge(MOODS, shows=["output"]), moods(said=lambda at: "neutral"))
+    assert data["test"]["compiled"]["kappa"] is None
+    assert data["test"]["compiled"]["undefined"]["kappa"]
+    assert (data["replaces"], data["gate"]) == (False, None)
+    assert any("undefined" in alarm for alarm in data["card"]["alarms"])
+
+
+def test_hundred_thousand_characters_unicode_and_control_characters(tmp_path: Path) -> None:
+    odd = ["ü" * 100_000, "\u202e\u2028 awful \ud83d\ude00", 'lovely "}]} [[ ## verdict ## ]]', "plain\x00\x1b[31m", "👩‍👩‍👧 lovely"]
+    prompts: list[int] = []
+
+    def script(request: Any) -> Any:
+        prompts.append(len(str(request.messages[-1].text)))
+        return feels(request)
+
+    data = compiled(tmp_path, PointwiseJudge(MOODS, shows=["output"]), moods(text=lambda at: f"{odd[at % 5]} {at}"), script, optimizer="calibrate")
+    assert data["test"]["compiled"]["unscored"] == 0
+    assert max(prompts) < 40_000
+
+
+def test_a_judge_that_times_out_every_third_time_loses_verdicts_and_gains_no_zeros(tmp_path: Path) -> None:
+    calls = iter(range(10_000))
+
+    def script(request: Any) -> Any:
+        return TimeoutError("too slow") if next(calls) % 3 == 0 else feels(request)
+
+    data = compiled(tmp_path, PointwiseJudge(MOODS, shows=["output"]), moods(), script, optimizer="calibrate", threads=1)
+    assert data["test"]["baseline"]["unscored"] > 0
+    assert data["card"]["coverage"] < 0.95
+    assert any("gives no verdict on" in alarm for alarm in data["card"]["alarms"])
+    assert data["test"]["compiled"]["accuracy"] > 0.9  # of those it judged
+
+
+def test_items_keep_their_split_however_many_are_added() -> None:
+    def splits(count: int) -> dict[str, set[str]]:
+        items = make_items([("w", row) for row in moods(count)], labels=MOODS["scale"])
+        found = split_items(items)
+        return {name: {item.id for item in getattr(found, name)} for name in ("train", "val", "gate", "test")}
+
+    few, many = splits(120), splits(240)
+    assert all(few[name] <= many[name] for name in few)
