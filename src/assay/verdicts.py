@@ -22,7 +22,7 @@ from assay.judges import Item, Judge, ListwiseJudge, PairwiseJudge
 from assay.judges.agreement import Answers
 from assay.judges.audit import BASES, PASS_AT, assess, audit_cases, audit_items, bases_of, load_bases
 from assay.judges.drift import Anchor, AnchorSet, compare
-from assay.judges.inference import corrected_mean
+from assay.judges.inference import FEWEST_PEOPLE, corrected_mean
 from assay.judges.labels import make_items, rater_digest
 from assay.judges.loading import AnyJudge
 from assay.judging import judge_session, question_key, rated_items
@@ -131,6 +131,7 @@ def score_rows(
     reasons = [reason for reason in judged.reasons if reason]
     return {
         "n": len(items), "unscored": judged.unscored, "why_unscored": reasons[:_SHOWN_REASONS], "stopped": stopped, "out": str(out) if out else None,
+        "labelled": sum(bool(item.ratings) for item in items),
         "verdicts": {label: judged.answers.verdicts.count(label) for label in judge_.labels}, **_means(items, values, judge_), **spent,
     }  # fmt: skip
 
@@ -162,7 +163,7 @@ def _means(items: Sequence[Item], values: Sequence[float | None], judge: Judge) 
             beside.append(value)
         else:
             others.append(value)
-    corrected = asdict(corrected_mean(people, beside, others)) if len(people) > 1 and len(others) > 1 else None
+    corrected = asdict(corrected_mean(people, beside, others)) if len(people) >= FEWEST_PEOPLE and len(others) > 1 else None
     return {"mean": mean, "interval": [mean - reach, mean + reach], "corrected": corrected}
 
 
@@ -182,7 +183,8 @@ def replay_anchors(
     judge: str | Judge, *, anchors: str | Path, freeze: str | None = None, lm: dspy.LM | None = None, store: str | Path | None = None,
     progress: Progress | None = None, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Freezes what a judge says of a set of things, or replays them and says whether it still says so.
+    """Freezes what a judge says of a set of things, or replays them and says whether it still says so. The model is always
+    asked: an answer from the cache could not have drifted.
 
     Args:
         anchors: the JSON file of the frozen set.
@@ -190,7 +192,7 @@ def replay_anchors(
     Returns:
         `frozen`: how many, or `alarms`, `changed`, `cusum`, `psi` and `mean_difference`, see `assay.judges.drift.compare`.
     """
-    path, shown = Path(anchors), progress or Progress()
+    path, shown, options = Path(anchors), progress or Progress(), {**options, "cache": False}
     frozen = None if freeze else AnchorSet.load(path)
     if freeze and path.exists():
         raise ConfigError(f"{path} is there already; an anchor set is frozen once. Delete it, or name another file")

@@ -47,6 +47,24 @@ def test_wrong_usage_and_failures_have_their_exit_codes(args: list[str], code: i
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(("text", "code", "shown"), [("Is it clear and short?", 1, "compound"), ("Is it clear?", 0, "nothing found")])
+def test_lint_is_for_ones_ci(tmp_path: Path, text: str, code: int, shown: str) -> None:
+    (tmp_path / "r.yaml").write_text(f"name: r\ncriteria:\n- {{name: a, judge: '{text}'}}\n")
+    done = assay("judge", "lint", str(tmp_path / "r.yaml"))
+    assert (done.returncode, shown in done.stdout) == (code, True), done.stderr
+
+
+@pytest.mark.model
+def test_an_audit_on_the_embedded_model_fails_with_an_exit_code(embedded: str, tmp_path: Path) -> None:
+    (tmp_path / "c.jsonl").write_text('{"input": "What is 2 + 2?", "good": "4", "bad": "5"}\n')
+    store, cases = str(tmp_path / "a.db"), str(tmp_path / "c.jsonl")
+    done = assay("judge", "audit", "Is the output a right answer?", "--cases", cases, "--store", store, "--pass-at", "1", "--json")
+    data = json.loads(done.stdout)
+    assert done.returncode == (0 if data["passed"] else 1)
+    assert data["verdicts"] > 10
+    assert data["unscored"] == 0
+
+
 @pytest.fixture(scope="module")
 def compiled(embedded: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
     """One real compile with the embedded model, in a folder of its own."""

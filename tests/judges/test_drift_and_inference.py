@@ -119,9 +119,15 @@ def test_a_judge_that_knows_nothing_is_given_no_weight() -> None:
 
 
 def test_corrected_means_refuse_what_they_cannot_use() -> None:
-    with pytest.raises(DataError, match="at least two"):
-        corrected_mean([1.0], [1.0], [1.0, 1.0])
-    with pytest.raises(DataError, match="at least two"):
-        corrected_mean([1.0, 0.0], [1.0], [1.0, 1.0])
+    with pytest.raises(DataError, match="at least 20"):
+        corrected_mean([1.0] * 19, [1.0] * 19, [1.0, 1.0])
+    with pytest.raises(DataError, match="at least 20"):
+        corrected_mean([1.0] * 20, [1.0] * 21, [1.0, 1.0])
     with pytest.raises(DataError, match="finite"):
-        corrected_mean([1.0, math.nan], [1.0, 1.0], [1.0, 1.0])
+        corrected_mean([1.0, math.nan] * 10, [1.0] * 20, [1.0, 1.0])
+
+
+def test_a_few_equal_labels_are_no_certainty_and_the_worked_example_holds() -> None:
+    found = corrected_mean([1.0] * 30, [0.5] * 30, [0.5] * 100)
+    assert (found.mean, found.low, found.high) == (1.0, pytest.approx(0.9), pytest.approx(1.1))
+    assert corrected_mean([1.0, 0.0] * 10, [1.0] * 20, [1.0] * 50).mean == 0.5

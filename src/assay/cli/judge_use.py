@@ -11,6 +11,7 @@ from assay.cli.shared import Console, Decorator, json_option, keep, pairs, print
 
 __all__ = ["COMMANDS"]
 
+_no_cache = click.option("--no-cache", is_flag=True, help="Do not read or keep responses on disk.")
 _store = click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE.")
 
 
@@ -24,7 +25,6 @@ def _model_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--max-calls", type=int, help="Stop after so many LM calls."),
         click.option("--max-tokens", type=int, help="Stop after so many tokens."),
         click.option("--max-cost-usd", type=float, help="Stop after so many dollars."),
-        click.option("--no-cache", is_flag=True, help="Do not read or keep responses on disk."),
         _store,
         json_option(),
     ]
@@ -49,6 +49,7 @@ def _spent(data: dict[str, Any]) -> str:
 @click.option("--labels", metavar="D", help="Ratings instead, whose best and worst outputs are taken; 'store' for those of the store.")
 @click.option("--profile", type=click.Choice(["quality", "property"]), help="Whether the scale says how good an output is, or what it is like.")
 @click.option("--pass-at", type=click.FloatRange(0, 1), default=0.8, show_default=True, help="Share of an attack's cases that must come out right.")
+@_no_cache
 @_model_options
 def audit_command(judge: str, **values: Any) -> None:
     """Try the ways judges are known to fail on JUDGE. Exit code 1 where it fails one: for your CI."""
@@ -92,6 +93,7 @@ def _show_audit(data: dict[str, Any]) -> None:
 @click.option("--out", metavar="FILE", help="A .jsonl file for one verdict a row.")
 @click.option("--rename", multiple=True, metavar="COLUMN=NAME", help="Rename a column of the data.")
 @click.option("--resume", is_flag=True, help="Go on with this job's unfinished run.")
+@_no_cache
 @_model_options
 def score_command(judge: str, **values: Any) -> None:
     """Judge every row of D, and say the mean with its interval."""
@@ -110,6 +112,8 @@ def score_command(judge: str, **values: Any) -> None:
         rich.print(f"note: no verdict: {reason}", markup=False)
     if data["interval"]:
         rich.print("mean value {:.3f}, 95 % [{:.3f}, {:.3f}] as this judge sees it".format(data["mean"], *data["interval"]), markup=False)
+    if data["labelled"] > 0 and not data["corrected"]:
+        rich.print(f"note: {data['labelled']} human labels are too few to correct the mean: it takes 20, and rows without a label", markup=False)
     if found := data["corrected"]:
         text = (
             f"corrected by {found['n_people']} human labels: {found['mean']:.3f}, 95 % [{found['low']:.3f}, {found['high']:.3f}] "
@@ -131,7 +135,6 @@ def drift_command(judge: str, **values: Any) -> None:
     from assay.verdicts import replay_anchors
 
     (as_json,) = keep(values, "as_json")
-    values["cache"] = not values.pop("no_cache")
     data = replay_anchors(judge, progress=Console(), **values)  # type: ignore[arg-type]
     if as_json:
         print_json(data)

@@ -63,9 +63,8 @@ def main() -> None:
     wrong_usage = (ConfigError, DataError, ParameterError, ProgramError, RubricError)
     code = 0
     try:
-        group(standalone_mode=False)
-    except click.exceptions.Exit as error:
-        code = error.exit_code
+        ended = group(standalone_mode=False)  # what a command's `ctx.exit` was given
+        code = ended if isinstance(ended, int) else 0
     except click.ClickException as error:
         error.show()
         code = error.exit_code
