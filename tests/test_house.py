@@ -19,6 +19,7 @@ FLOORS = [
     "optimizers",
     "deployment",
     "jobs",
+    "anchors",
     "judging",
     "verdicts",
     "api",

@@ -4,7 +4,7 @@ Joins the rooms below: data, model, rubric with judges, program, optimizer, arti
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import dspy
 
 from assay import __version__
+from assay.anchors import replay_of_rubric
 from assay.datasets import SPLITS
 from assay.deployment import load_artifact, save_artifact
 from assay.deployment.artifact import check_place, is_artifact, runnable
@@ -81,12 +82,13 @@ class EvaluationReport:
     stopped: str | None = None
     unseen: int = 0
     dropped_rows: int = 0
+    alarms: Sequence[str] = ()  # of judges that were compiled, and no longer judge as they did
 
     def to_dict(self) -> dict[str, Any]:
         usage = self.meter.usage
         return {
             "result": self.evaluation.report(), "split": self.split, "calls": usage.calls, "cached": usage.cached,
-            "tokens": usage.tokens, "cost_usd": usage.cost_usd, "stopped": self.stopped,
+            "tokens": usage.tokens, "cost_usd": usage.cost_usd, "stopped": self.stopped, "alarms": list(self.alarms),
             "unseen_calls": self.unseen, "rows_not_stored": self.dropped_rows,
         }  # fmt: skip
 
@@ -167,7 +169,9 @@ def compile(
     with open_job(config, program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume) as job:
         _announce(job, shown, config)
         job.status = "stopped"  # until all of it is done
+        alarms = replay_of_rubric(job.session.rubric, job.session)
         outcome = compile_prompts(job.student, job.splits, job.session, check, folder=job.folder)
+        outcome.notes += alarms
         report = CompileReport(Path(), outcome, job.session.meter, config, job.session.recorder.unseen, job.store.dropped)
         if outcome.stopped is None:
             job.status = "done"
@@ -261,13 +265,14 @@ def evaluate(
         options["model"], options["api_base"] = manifest["model"], options.get("api_base") or manifest.get("api_base")
     options = {"kind": "evaluate", **{key: value for key, value in options.items() if value is not None}}
     config, shown = RunConfig.of(program, rubric, data, lm, **options), progress or Progress()
-    evaluation, stopped = Evaluation(), None
+    evaluation, stopped, alarms = Evaluation(), None, list[str]()
     with open_job(config, program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume, need=(split,)) as job:
         tasks = job.splits.unseal() if split == "test" else getattr(job.splits, split)
         job.session.know(tasks, split)
         try:
+            alarms = replay_of_rubric(job.session.rubric, job.session)
             with job.session.phase("evaluate"):
                 run_evaluation(job.student, tasks, job.session, name=f"evaluate: {split}", into=evaluation)
         except BudgetExceeded as cap:
             job.status, stopped = "stopped", str(cap)
-    return EvaluationReport(evaluation, job.session.meter, split, stopped, job.session.recorder.unseen, job.store.dropped)
+    return EvaluationReport(evaluation, job.session.meter, split, stopped, job.session.recorder.unseen, job.store.dropped, alarms)

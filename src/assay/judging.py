@@ -11,15 +11,17 @@ from typing import Any
 import dspy
 
 from assay import __version__
+from assay.anchors import ANCHORS, freeze
 from assay.datasets import SPLITS
 from assay.datasets.tasks import content_hash
 from assay.deployment import save_artifact
-from assay.errors import ConfigError, DataError, MissingExtra
+from assay.errors import BudgetExceeded, ConfigError, DataError, MissingExtra
 from assay.jobs import CommonConfig, Run, home_of, load_judge, open_run
 from assay.judges import Cascade, Judge, Jury, PointwiseJudge, load_labels, split_items
 from assay.judges.agreement import Answers
 from assay.judges.audit import negatives, padded
 from assay.judges.card import draw_card, reliability_card
+from assay.judges.drift import AnchorSet
 from assay.judges.labels import Item, LabelSplits, make_items, rater_digest
 from assay.judges.loading import AnyJudge
 from assay.models import Meter, sample_scope
@@ -31,6 +33,7 @@ from assay.traces import Store
 __all__ = ["JudgeReport", "JudgeRunConfig", "compile_judge", "judge_session", "question_key", "rated_items"]
 
 _RETEST = 30  # test items that are judged a second time
+_ANCHORS = 60  # val items whose verdicts are frozen beside a compiled judge
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +67,7 @@ class JudgeReport:
     config: JudgeRunConfig
     sizes: dict[str, int]
     picture: Path | None = None
+    anchors: AnchorSet | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -140,7 +144,11 @@ def compile_judge(
             outcome = compile_judge_prompts(built, splits, session, settings)
             report = JudgeReport(Path(), outcome, {}, run.meter, config, splits.sizes())
             if outcome.test_compiled is not None:
-                report.card = _card(outcome, splits, session)
+                try:
+                    report.card = _card(outcome, splits, session)
+                    report.anchors = _anchors(outcome, splits, session)
+                except BudgetExceeded as cap:
+                    outcome.stopped = str(cap)
             if outcome.stopped is None:
                 run.status = "done"
         _save(report, splits, run, Path(out) if out else home_of(store) / "artifacts" / f"judge-{config.optimizer.rpartition(':')[2].lower()}")
@@ -240,6 +248,19 @@ def _card(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> dict[
     )  # fmt: skip
 
 
+def _anchors(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> AnchorSet | None:
+    """What the compiled judge says of val items, frozen: replayed once something that decides its verdicts changes. What was
+    said of them while searching comes from the cache."""
+    if not outcome.compiled.spec.graded:
+        return None
+    items = splits.val[:_ANCHORS]
+    with session.phase("test"):
+        first = judge_items(outcome.compiled, items, session, name="anchors", split="val")
+        with sample_scope(1):
+            again = judge_items(outcome.compiled, items[:_RETEST], session, name="anchors: once more", split="val")
+    return freeze(outcome.compiled, items, first.answers, again.answers, session)
+
+
 def _save(report: JudgeReport, splits: LabelSplits, run: Run, folder: Path) -> None:
     config, judge = report.config, report.outcome.compiled
     data = {key: value for key, value in report.to_dict().items() if key not in ("artifact", "picture")}
@@ -264,6 +285,8 @@ def _save(report: JudgeReport, splits: LabelSplits, run: Run, folder: Path) -> N
     run.store.put_judge(str(report.artifact), sorted(raters))
     if report.card:
         (report.artifact / "card.json").write_text(json.dumps(report.card, indent=1))
+        if report.anchors is not None:
+            report.anchors.save(report.artifact / ANCHORS)
         try:
             report.picture = draw_card(report.card, report.artifact / "card.png")
         except MissingExtra as error:

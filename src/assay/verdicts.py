@@ -12,16 +12,17 @@ from typing import Any
 import dspy
 import numpy as np
 
-from assay import __version__
+from assay.anchors import ANCHORS, replay, replay_changed, values_of
+from assay.anchors import freeze as freeze_set
 from assay.datasets.sources import iter_rows
 from assay.datasets.splits import renamed
 from assay.datasets.tasks import content_hash
+from assay.deployment.artifact import is_artifact
 from assay.errors import BudgetExceeded, ConfigError, ModelError
 from assay.jobs import CommonConfig, load_judge, open_run
 from assay.judges import Item, Judge, ListwiseJudge, PairwiseJudge
-from assay.judges.agreement import Answers
 from assay.judges.audit import BASES, PASS_AT, assess, audit_cases, audit_items, bases_of, load_bases
-from assay.judges.drift import Anchor, AnchorSet, compare
+from assay.judges.drift import AnchorSet
 from assay.judges.inference import FEWEST_PEOPLE, corrected_mean
 from assay.judges.labels import make_items, rater_digest
 from assay.judges.loading import AnyJudge
@@ -29,7 +30,6 @@ from assay.judging import judge_session, question_key, rated_items
 from assay.models import sample_scope
 from assay.optimizers import Progress, Session
 from assay.optimizers.judges import Judged, judge_items
-from assay.programs import program_version
 from assay.traces import Rollout, Store
 
 __all__ = ["ToLabel", "audit_judge", "forget_rater", "replay_anchors", "score_rows", "to_label"]
@@ -121,6 +121,7 @@ def score_rows(
     stopped = None
     with _at_work("score", judge, lm, shown, store, resume, data, options) as (judge_, session):
         try:
+            alarms = replay_changed(judge, judge_, session)
             judged = judge_items(judge_, items, session, name="score")
         except BudgetExceeded as cap:
             raise BudgetExceeded(f"{cap}; add --resume with a higher cap to go on from here") from None
@@ -131,21 +132,9 @@ def score_rows(
     reasons = [reason for reason in judged.reasons if reason]
     return {
         "n": len(items), "unscored": judged.unscored, "why_unscored": reasons[:_SHOWN_REASONS], "stopped": stopped, "out": str(out) if out else None,
-        "labelled": sum(bool(item.ratings) for item in items),
+        "labelled": sum(bool(item.ratings) for item in items), "alarms": alarms,
         "verdicts": {label: judged.answers.verdicts.count(label) for label in judge_.labels}, **_means(items, values, judge_), **spent,
     }  # fmt: skip
-
-
-def values_of(answers: Answers, judge: Judge) -> list[float | None]:
-    """The value of each verdict in [0, 1], None where there is none or its scale has no grades."""
-    spec = judge.spec
-    found: list[float | None] = []
-    for verdict, given in zip(answers.verdicts, answers.probabilities, strict=True):
-        if verdict is None or not spec.graded:
-            found.append(None)
-        else:
-            found.append(spec.grade(verdict) if given is None else math.fsum(p * spec.grade(label) for label, p in given.items()))
-    return found
 
 
 def _means(items: Sequence[Item], values: Sequence[float | None], judge: Judge) -> dict[str, Any]:
@@ -180,18 +169,22 @@ def _write(path: Path, items: Sequence[Item], judged: Judged, values: Sequence[f
 
 
 def replay_anchors(
-    judge: str | Judge, *, anchors: str | Path, freeze: str | None = None, lm: dspy.LM | None = None, store: str | Path | None = None,
-    progress: Progress | None = None, **options: Any,
+    judge: str | Judge, *, anchors: str | Path | None = None, freeze: str | None = None, lm: dspy.LM | None = None,
+    store: str | Path | None = None, progress: Progress | None = None, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Freezes what a judge says of a set of things, or replays them and says whether it still says so. The model is always
     asked: an answer from the cache could not have drifted.
 
     Args:
-        anchors: the JSON file of the frozen set.
+        anchors: the JSON file of the frozen set; a compiled judge's own where None.
         freeze: a dataset to freeze from (rows as for `score_rows`); None replays what is there.
     Returns:
         `frozen`: how many, or `alarms`, `changed`, `cusum`, `psi` and `mean_difference`, see `assay.judges.drift.compare`.
     """
+    if anchors is None:
+        if not isinstance(judge, str) or not is_artifact(judge):
+            raise ConfigError("only a compiled judge has anchors of its own; name a file with --anchors")
+        anchors = Path(judge) / ANCHORS
     path, shown, options = Path(anchors), progress or Progress(), {**options, "cache": False}
     frozen = None if freeze else AnchorSet.load(path)
     if freeze and path.exists():
@@ -200,37 +193,15 @@ def replay_anchors(
     if not built.spec.graded:
         raise ConfigError("drift is measured on values, and the words of this judge's scale have no grades")
     with _at_work("drift", judge, lm, shown, store, False, freeze or str(path), options) as (judge_, session):
-        made_by = _made_by(judge_, session)
         if frozen is not None:
-            items = [Item(id=str(at), shown=anchor.shown, ratings=()) for at, anchor in enumerate(frozen.anchors)]
-            return {**compare(frozen, values_of(judge_items(judge_, items, session, name="replay").answers, judge_), made_by), **_spent(session)}
+            return {**replay(judge_, frozen, session), **_spent(session)}
         items = make_items(iter_rows(str(freeze)), labels=judge_.labels, spec=str(freeze), unrated=True)
         first = judge_items(judge_, items, session, name="freeze").answers
         with sample_scope(1):
-            second = judge_items(judge_, items, session, name="freeze: once more").answers
-        values, again = values_of(first, judge_), values_of(second, judge_)
-        gaps = [b - a for a, b in zip(values, again, strict=True) if a is not None and b is not None]
-        noise = float(np.std(gaps)) / math.sqrt(2) if gaps else 0.0
-        kept = [Anchor(dict(item.shown), value, verdict) for item, value, verdict in zip(items, values, first.verdicts, strict=True)]
-        AnchorSet(made_by, noise, kept).save(path)
-        return {"frozen": len(kept), "anchors": str(path), "noise": noise, **_spent(session)}
-
-
-def _made_by(judge: Judge, session: Session) -> dict[str, str]:
-    """Everything that decides a verdict, by name."""
-    config = judge.config
-    backend = session.lm.recording.backend
-    return {
-        "model": judge.model or session.lm.model,
-        "weights": str(backend.weights or getattr(backend, "address", "")),
-        "adapters": " ".join(backend.adapters),
-        "question": content_hash({"text": judge.spec.text, "scale": list(judge.spec.scale), "anchors": dict(judge.spec.anchors)})[:16],
-        "prompt": program_version(judge, None),
-        "calibration": content_hash({"calibration": config.pop("calibration", None)})[:16],
-        "settings": content_hash({key: value for key, value in config.items() if key != "spec"})[:16],
-        "assay": __version__,
-        "dspy": dspy.__version__,
-    }
+            again = judge_items(judge_, items, session, name="freeze: once more").answers
+        kept = freeze_set(judge_, items, first, again, session)
+        kept.save(path)
+        return {"frozen": len(kept.anchors), "anchors": str(path), "noise": kept.noise, **_spent(session)}
 
 
 @dataclass(frozen=True)

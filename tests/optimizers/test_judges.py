@@ -14,6 +14,7 @@ from assay.errors import ConfigError, DataError, ModelError
 from assay.judges import PointwiseJudge
 from assay.rubrics import Criterion, JudgeSpec, Rubric
 from assay.testing import scripted_lm
+from assay.verdicts import replay_anchors, score_rows
 
 SCALE = "negative,neutral,positive"
 WORDS = {"negative": "awful", "neutral": "plain", "positive": "lovely"}
@@ -100,6 +101,37 @@ def test_a_rubric_uses_a_compiled_judge(tmp_path: Path) -> None:
     rubric = assay.load_rubric(tmp_path / "r.yaml", judge_lm=lm)
     good, bad = (rubric.score({"question": "?"}, {"answer": f"{word} thing"}).value for word in ("lovely", "awful"))
     assert good > 0.7 > 0.4 > bad
+
+
+def turned(request: Any) -> Any:
+    """The same model after an update that turned it round."""
+    odds = leaning(request)
+    return dict(zip(odds, reversed(odds.values()), strict=True)) if isinstance(odds, dict) else odds
+
+
+def test_a_compiled_judge_is_tried_on_its_anchors_once_another_model_judges(tmp_path: Path) -> None:
+    report = compiled(tmp_path)
+    rows, folder = tmp_path / "rows.jsonl", str(report.artifact)
+    rows.write_text("".join(json.dumps({"output": f"plain row {at}"}) + "\n" for at in range(30)))
+    same, other = scripted_lm(leaning, logprobs=True), scripted_lm(turned, logprobs=True)
+    other.model = "scripted/next"
+    scored = {"data": str(rows), "store": tmp_path / ".assay" / "b.db", "cache": False}
+    found = score_rows(folder, lm=same, **scored)
+    assert (found["alarms"], found["calls"]) == ([], 30)
+    found = score_rows(folder, lm=other, **scored)
+    assert found["calls"] == 60  # 30 anchors, 30 rows
+    assert "CUSUM" in found["alarms"][0]
+    assert "What changed: model" in found["alarms"][0]
+    assert replay_anchors(folder, lm=same, store=tmp_path / ".assay" / "b.db")["alarms"] == []
+    assert replay_anchors(folder, lm=other, store=tmp_path / ".assay" / "b.db")["alarms"]
+
+    (tmp_path / "r.yaml").write_text(f"name: r\ncriteria:\n- {{name: mood, judge: {{use: {folder}}}}}\n")
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps({"question": f"q{at}", "answer": "x"}) + "\n" for at in range(30)))
+    told = assay.evaluate(
+        dspy.Predict("question -> answer"), rubric=tmp_path / "r.yaml", data=str(tmp_path / "tasks.jsonl"), lm=other,
+        store=tmp_path / ".assay" / "b.db",
+    )  # fmt: skip
+    assert told.to_dict()["alarms"] == found["alarms"]
 
 
 def test_the_sealed_items_are_judged_only_at_the_end(tmp_path: Path) -> None:

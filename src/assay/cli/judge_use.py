@@ -127,7 +127,7 @@ def score_command(judge: str, **values: Any) -> None:
 
 @click.command("drift")
 @click.argument("judge")
-@click.option("--anchors", required=True, metavar="FILE", help="The frozen set, a .json file.")
+@click.option("--anchors", metavar="FILE", help="The frozen set, a .json file; by default the one beside a compiled judge.")
 @click.option("--freeze", metavar="D", help="Freeze what JUDGE says of these rows into FILE.")
 @_model_options
 def drift_command(judge: str, **values: Any) -> None:

@@ -1,0 +1,109 @@
+"""Anchor sets at work: what a judge says of a frozen set is kept beside it, and asked again when something has changed."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import dspy
+import numpy as np
+
+from assay import __version__
+from assay.datasets.tasks import content_hash
+from assay.deployment.artifact import is_artifact
+from assay.jobs import load_judge
+from assay.judges import Item, Judge
+from assay.judges.agreement import Answers
+from assay.judges.drift import Anchor, AnchorSet, compare
+from assay.optimizers import Session
+from assay.optimizers.judges import agreement_rubric, judge_items
+from assay.programs import program_version
+from assay.rubrics import Rubric
+
+__all__ = ["ANCHORS", "freeze", "made_by", "replay", "replay_changed", "replay_of_rubric", "values_of"]
+
+ANCHORS = "anchors.json"  # in the folder of a compiled judge
+
+
+def values_of(answers: Answers, judge: Judge) -> list[float | None]:
+    """The value of each verdict in [0, 1], None where there is none or its scale has no grades."""
+    spec = judge.spec
+    found: list[float | None] = []
+    for verdict, given in zip(answers.verdicts, answers.probabilities, strict=True):
+        if verdict is None or not spec.graded:
+            found.append(None)
+        else:
+            found.append(spec.grade(verdict) if given is None else math.fsum(p * spec.grade(label) for label, p in given.items()))
+    return found
+
+
+def made_by(judge: Judge, session: Session) -> dict[str, str]:
+    """Everything that decides a verdict, by name."""
+    config = judge.config
+    backend = session.lm.recording.backend
+    return {
+        "model": judge.model or session.lm.model,
+        "weights": str(backend.weights or getattr(backend, "address", "")),
+        "adapters": " ".join(backend.adapters),
+        "question": content_hash({"text": judge.spec.text, "scale": list(judge.spec.scale), "anchors": dict(judge.spec.anchors)})[:16],
+        "prompt": program_version(judge, None),
+        "calibration": content_hash({"calibration": config.pop("calibration", None)})[:16],
+        "settings": content_hash({key: value for key, value in config.items() if key != "spec"})[:16],
+        "assay": __version__,
+        "dspy": dspy.__version__,
+    }
+
+
+def freeze(judge: Judge, items: Sequence[Item], first: Answers, again: Answers, session: Session) -> AnchorSet:
+    """What was said of the items.
+
+    Args:
+        again: to the first of the items, asked once more: how far the judge differs from itself.
+    """
+    values, repeated = values_of(first, judge), values_of(again, judge)
+    gaps = [b - a for a, b in zip(values, repeated, strict=False) if a is not None and b is not None]
+    noise = float(np.std(gaps)) / math.sqrt(2) if gaps else 0.0
+    kept = [Anchor(dict(item.shown), value, verdict) for item, value, verdict in zip(items, values, first.verdicts, strict=True)]
+    return AnchorSet(made_by(judge, session), noise, kept)
+
+
+def replay(judge: Judge, frozen: AnchorSet, session: Session) -> dict[str, Any]:
+    """Asks again, and compares: see `assay.judges.drift.compare`."""
+    items = [Item(id=str(at), shown=anchor.shown, ratings=()) for at, anchor in enumerate(frozen.anchors)]
+    return compare(frozen, values_of(judge_items(judge, items, session, name="anchors", split="anchors").answers, judge), made_by(judge, session))
+
+
+def replay_changed(source: Any, judge: Judge, session: Session) -> list[str]:
+    """The alarms of a compiled judge's own anchors, replayed only where something that decides its verdicts has changed since
+    it was compiled; each is said to the user as well.
+
+    Args:
+        source: where the judge came from; what is no artifact with anchors has none.
+    """
+    path = Path(source) / ANCHORS if isinstance(source, str | Path) and is_artifact(source) else None
+    if path is None or not path.is_file():
+        return []
+    frozen = AnchorSet.load(path)
+    if dict(frozen.made_by) == made_by(judge, session):
+        return []
+    with session.phase("anchors"):
+        found = replay(judge, frozen, session)
+    changed = ", ".join(found["changed"])
+    session.progress.say(f"the judge {source} was compiled with another {changed}: its {len(frozen.anchors)} anchors were replayed")
+    alarms = [f"judge {source}: {alarm}" for alarm in found["alarms"]]
+    for alarm in alarms:
+        session.progress.say(f"ALARM: {alarm}")
+    return alarms
+
+
+def replay_of_rubric(rubric: Rubric, session: Session) -> list[str]:
+    """The alarms of all compiled judges that a rubric uses, under the model that judges for it."""
+    alarms: list[str] = []
+    uses: Mapping[str, None] = dict.fromkeys(c.judge.use for c in rubric.criteria if c.judge is not None and c.judge.use)
+    for source in uses:
+        judge = load_judge(source) if is_artifact(source) else None
+        if isinstance(judge, Judge):
+            own = replace(session, lm=session.judge_lm or session.lm, rubric=agreement_rubric(judge.spec))
+            alarms += replay_changed(source, judge, own)
+    return alarms
