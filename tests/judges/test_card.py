@@ -1,0 +1,117 @@
+"""The figures of a card, worked out by hand and against a second implementation."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from sklearn.calibration import calibration_curve
+
+from assay.judges.agreement import Answers, agreement, calibration_error, ceiling
+from assay.judges.card import _partial, reliability_card
+from assay.judges.labels import Item, Rating
+from assay.rubrics import JudgeSpec
+
+SPEC = JudgeSpec(text="?", scale=("bad", "fair", "good"))
+PAIRS = JudgeSpec(text="?", scale=("a", "tie", "b"))
+rng = np.random.default_rng(0)
+
+
+def items(labels: Sequence[str], **columns: Sequence[Any]) -> list[Item]:
+    return [
+        Item(
+            id=str(at), shown={"output": "text", **{name: values[at] for name, values in columns.items()}}, ratings=(Rating(rater="r", label=label),)
+        )
+        for at, label in enumerate(labels)
+    ]
+
+
+def answers(verdicts: Sequence[str], spec: JudgeSpec = SPEC, **more: Any) -> Answers:
+    return Answers(list(verdicts), [float(spec.scale.index(verdict)) for verdict in verdicts], **more)
+
+
+def card(given: Answers, rated: Sequence[Item], spec: JudgeSpec = SPEC, **more: Any) -> dict[str, Any]:
+    found, people = agreement(given, rated, spec, intervals=False), ceiling(rated, spec)
+    return reliability_card(given, rated, spec, found=found, people=people, objective="kappa", **more)
+
+
+@given(st.integers(0, 10_000), st.integers(20, 60))
+@settings(deadline=None, max_examples=50)
+def test_partial_rank_correlation_is_that_of_two_other_ways(seed: int, n: int) -> None:
+    drawn = np.random.default_rng(seed)
+    held = drawn.normal(size=n)
+    x, y = held + drawn.normal(size=n), drawn.integers(0, 4, size=n) - held.round()
+    found = _partial(x, y, held)
+    ranks = np.corrcoef([stats.rankdata(values) for values in (x, y, held)])
+    formula = (ranks[0, 1] - ranks[0, 2] * ranks[1, 2]) / math.sqrt((1 - ranks[0, 2] ** 2) * (1 - ranks[1, 2] ** 2))
+    precision = np.linalg.inv(ranks)
+    assert found == pytest.approx(formula, abs=1e-9)
+    assert found == pytest.approx(-precision[0, 1] / math.sqrt(precision[0, 0] * precision[1, 1]), abs=1e-6)
+
+
+def test_what_people_explain_is_no_length_bias() -> None:
+    people = ["bad", "fair", "good"] * 20
+    texts = ["x" * (10 * SPEC.scale.index(label) + 3) for label in people]
+    fair = card(answers(people), items(people, output=texts))
+    assert fair["length_bias"]["rho"] == pytest.approx(0, abs=1e-9)  # it follows people, who like long texts
+    shuffled = ["x" * int(length) for length in rng.integers(1, 300, 60)]
+    longer = ["good" if len(text) > 200 else "fair" if len(text) > 100 else "bad" for text in shuffled]
+    biased = card(answers(longer), items(people, output=shuffled))
+    assert biased["length_bias"]["low"] > 0.5
+    assert any("follows the length" in alarm for alarm in biased["alarms"])
+
+
+def test_verbosity_by_hand() -> None:
+    people = ["bad", "fair"] * 15
+    plain, padded = answers(people), answers(["fair", "fair"] * 15)
+    # half of the items rise by one of two steps: 0.25 of the scale; deviation 0.25·sqrt(30/29)
+    found = card(plain, items(people), padded=(plain, padded))["verbosity_bias"]
+    reach = stats.t.ppf(0.975, 29) * 0.25 * math.sqrt(30 / 29) / math.sqrt(30)
+    assert (found["mean"], found["high"] - found["mean"]) == (pytest.approx(0.25), pytest.approx(reach))
+
+
+def test_self_preference_by_hand() -> None:
+    people = ["fair"] * 80
+    verdicts, models = [], []
+    for at in range(80):
+        models.append("own" if at % 2 else "other")
+        verdicts.append("good" if at % 4 == 1 else "fair")  # half of its own are put one of two steps too high
+    found = card(answers(verdicts), items(people, model=models), model="own")["self_preference"]
+    assert found["mean"] == pytest.approx(0.25)
+    assert found["low"] > 0
+    assert card(answers(verdicts), items(people, model=models), model="neither")["self_preference"] is None
+    pairs = ["tie"] * 40
+    first = ["own" if at % 2 else "other" for at in range(40)]
+    second = ["other" if at % 2 else "own" for at in range(40)]
+    for_own = answers(["a" if at % 2 else "b" for at in range(40)], PAIRS)
+    assert card(for_own, items(pairs, model_a=first, model_b=second), PAIRS, model="own")["self_preference"]["mean"] == pytest.approx(0.5)
+
+
+def test_flips_and_the_pull_of_the_first_place_by_hand() -> None:
+    orders = [("a", "a"), ("a", "b"), ("tie", "tie"), ("b", "b"), None]  # by place: what stood first is named a
+    found = card(answers(["tie", "a", "tie", "tie", "a"], PAIRS, orders=orders), items(["a"] * 5), PAIRS)
+    assert found["position_flip_rate"] == 2 / 4
+    assert found["prefers_first"] == 3 / 6
+
+
+def test_the_smallest_difference_has_the_power_it_claims() -> None:
+    verdicts = ["bad"] * 50 + ["good"] * 50
+    least = card(answers(verdicts), items(verdicts))["smallest_difference"]
+    error = np.array([0.0] * 50 + [1.0] * 50).std(ddof=1) * math.sqrt(2 / 100)
+    assert 1 - stats.norm.cdf(1.959964 - least / error) == pytest.approx(0.8, abs=1e-3)
+
+
+def test_calibration_error_agrees_with_a_second_implementation() -> None:
+    sure = rng.uniform(0.5, 1, 400)
+    said = rng.random(400) < sure**2
+    given_ = Answers(["yes"] * 400, [1.0] * 400, [{"no": 1 - p, "yes": p} for p in sure])
+    error, points = calibration_error(given_, items(["yes" if right else "no" for right in said]))
+    share, confidence = calibration_curve(said, sure, n_bins=10)
+    assert [point["share"] for point in points] == pytest.approx(list(share))
+    assert [point["confidence"] for point in points] == pytest.approx(list(confidence))
+    counts = np.histogram(sure, np.linspace(0, 1, 11))[0]
+    assert error == pytest.approx(float((counts[counts > 0] * abs(share - confidence)).sum() / 400))
