@@ -64,9 +64,8 @@ def main() -> None:
                 "What is the sentiment of the text?", labels=str(labels), scale=SCALE, model=arguments.model, seed=seed, salt=f"seed {seed}",
                 optimizer=arguments.optimizer, objective=arguments.objective, store=Path(folder) / ".assay" / "a.db", progress=Lines(),
             ).to_dict()  # fmt: skip
-        kept = ("objective", "winner", "sizes", "replaces", "gate", "calls", "ceiling", "test", "candidates")
-        card = {name: data["card"][name] for name in ("of_ceiling", "calibration_error", "brier", "test_retest", "length_bias", "coverage")}
-        print(json.dumps({"set": arguments.set, "seed": seed, **{name: data[name] for name in kept}, "card": card}), flush=True)
+        kept = ("objective", "winner", "sizes", "replaces", "gate", "calls", "ceiling", "test", "candidates", "card")
+        print(json.dumps({"set": arguments.set, "seed": seed, **{name: data[name] for name in kept}}), flush=True)
 
 
 if __name__ == "__main__":

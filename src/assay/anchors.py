@@ -16,6 +16,7 @@ from assay.jobs import load_judge
 from assay.judges import Item, Judge
 from assay.judges.agreement import Answers
 from assay.judges.drift import Anchor, AnchorSet, compare
+from assay.models import sibling
 from assay.optimizers import Session
 from assay.optimizers.judges import agreement_rubric, judge_items
 from assay.programs import program_version
@@ -41,7 +42,7 @@ def values_of(answers: Answers, judge: Judge) -> list[float | None]:
 def made_by(judge: Judge, session: Session) -> dict[str, str]:
     """Everything that decides a verdict, by name."""
     config = judge.config
-    backend = session.lm.recording.backend
+    backend = (sibling(session.lm, judge.model) if judge.model else session.lm).recording.backend
     return {
         "model": judge.model or session.lm.model,
         "weights": str(backend.weights or getattr(backend, "address", "")),
@@ -49,7 +50,7 @@ def made_by(judge: Judge, session: Session) -> dict[str, str]:
         "question": content_hash({"text": judge.spec.text, "scale": list(judge.spec.scale), "anchors": dict(judge.spec.anchors)})[:16],
         "prompt": program_version(judge, None),
         "calibration": content_hash({"calibration": config.pop("calibration", None)})[:16],
-        "settings": content_hash({key: value for key, value in config.items() if key != "spec"})[:16],
+        "settings": content_hash({key: value for key, value in config.items() if key not in ("spec", "model")})[:16],
         "assay": __version__,
         "dspy": dspy.__version__,
     }
@@ -63,7 +64,7 @@ def freeze(judge: Judge, items: Sequence[Item], first: Answers, again: Answers, 
     """
     values, repeated = values_of(first, judge), values_of(again, judge)
     gaps = [b - a for a, b in zip(values, repeated, strict=False) if a is not None and b is not None]
-    noise = float(np.std(gaps)) / math.sqrt(2) if gaps else 0.0
+    noise = float(np.std(gaps)) if gaps else 0.0
     kept = [Anchor(dict(item.shown), value, verdict) for item, value, verdict in zip(items, values, first.verdicts, strict=True)]
     return AnchorSet(made_by(judge, session), noise, kept)
 

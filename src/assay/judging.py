@@ -30,7 +30,7 @@ from assay.optimizers.judges import JudgeConfig, JudgeOutcome, agreement_rubric,
 from assay.programs import program_version
 from assay.traces import Store
 
-__all__ = ["JudgeReport", "JudgeRunConfig", "compile_judge", "judge_session", "question_key", "rated_items"]
+__all__ = ["JudgeReport", "JudgeRunConfig", "compile_judge", "judge_session", "need_fields", "question_key", "rated_items"]
 
 _RETEST = 30  # test items that are judged a second time
 _ANCHORS = 60  # val items whose verdicts are frozen beside a compiled judge
@@ -133,7 +133,7 @@ def compile_judge(
     items = rated_items(labels, built, config.rename, store)
     if isinstance(judge, str) and not config.shows:
         built = _seeing(built, items)
-    _need_fields(built, items)
+    need_fields(built, items)
     splits = split_items(items, salt=config.salt, limits=config.sizes)
     if config.negatives:
         splits.train += negatives(splits.train, built.spec, count=config.negatives)
@@ -163,12 +163,12 @@ def question_key(judge: AnyJudge) -> str:
 def rated_items(labels: str, judge: Judge, rename: Mapping[str, str], store: str | Path | None) -> list[Item]:
     """Items with their ratings from a source, or, where it is `store`, from what people said with `assay judge label`."""
     if labels != "store":
-        return load_labels(labels, labels=judge.labels, rename=rename)
+        return load_labels(labels, labels=judge.labels, rename=rename, shows=judge.shows)
     with Store(store) as opened:
         rows = [(f"label {at + 1} of the store", row) for at, row in enumerate(opened.labels(question_key(judge)))]
     if not rows:
         raise DataError("the store has no labels for this judge's question and scale; collect some with assay judge label")
-    return make_items(rows, labels=judge.labels, spec="the store")
+    return make_items(rows, labels=judge.labels, spec="the store", shows=judge.shows)
 
 
 def _built(judge: str | Judge, config: JudgeRunConfig) -> Judge:
@@ -186,7 +186,8 @@ def _shown(judge: Judge, shows: Sequence[str]) -> Judge:
     if not isinstance(judge, PointwiseJudge):
         raise ConfigError(f"--shows goes with a judge that asks itself; say it in the files of this {type(judge).__name__.lower()}'s members")
     seeing = type(judge)(**{**judge.config, "shows": list(shows)})
-    seeing.decide.demos = judge.decide.demos
+    for (_, old), (_, new) in zip(judge.named_predictors(), seeing.named_predictors(), strict=True):
+        new.demos, new.signature = old.demos, new.signature.with_instructions(old.signature.instructions)
     return seeing
 
 
@@ -200,7 +201,8 @@ def _seeing(judge: Judge, items: Sequence[Item]) -> Judge:
     return judge if tuple(kept) == judge.shows or not kept or not isinstance(judge, PointwiseJudge) else _shown(judge, kept)
 
 
-def _need_fields(judge: Judge, items: Sequence[Item]) -> None:
+def need_fields(judge: Judge, items: Sequence[Item]) -> None:
+    """Raises `ConfigError` where no item has something that the judge sees."""
     for name in judge.shows:
         if not any(name in item.shown for item in items):
             raise ConfigError(

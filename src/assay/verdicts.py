@@ -20,21 +20,23 @@ from assay.datasets.tasks import content_hash
 from assay.deployment.artifact import is_artifact
 from assay.errors import BudgetExceeded, ConfigError, ModelError
 from assay.jobs import CommonConfig, load_judge, open_run
-from assay.judges import Item, Judge, ListwiseJudge, PairwiseJudge
+from assay.judges import Item, Judge, ListwiseJudge
 from assay.judges.audit import BASES, PASS_AT, assess, audit_cases, audit_items, bases_of, load_bases
+from assay.judges.deciding import one_of, output_of
 from assay.judges.drift import AnchorSet
 from assay.judges.inference import FEWEST_PEOPLE, corrected_mean
 from assay.judges.labels import make_items, rater_digest
 from assay.judges.loading import AnyJudge
-from assay.judging import judge_session, question_key, rated_items
+from assay.judging import judge_session, need_fields, question_key, rated_items
 from assay.models import sample_scope
-from assay.optimizers import Progress, Session
+from assay.optimizers import Progress, Session, mean_interval
 from assay.optimizers.judges import Judged, judge_items
 from assay.traces import Rollout, Store
 
 __all__ = ["ToLabel", "audit_judge", "forget_rater", "replay_anchors", "score_rows", "to_label"]
 
 _SHOWN_REASONS = 3
+_FEWEST = 5  # verdicts under which no interval is claimed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,10 +117,10 @@ def score_rows(
     rename: Mapping[str, str] = options.get("rename") or {}
     built, shown = _judge(judge), progress or Progress()
     rows = ((where, renamed(row, rename, where) if rename else row) for where, row in iter_rows(data))
-    items = make_items(rows, labels=built.labels, spec=data, unrated=True)
+    items = make_items(rows, labels=built.labels, spec=data, unrated=True, shows=built.shows)
+    need_fields(built, items)
     if not built.spec.graded:
         shown.say("note: the words of this scale have no grades, so there is no mean value")
-    stopped = None
     with _at_work("score", judge, lm, shown, store, resume, data, options) as (judge_, session):
         try:
             alarms = replay_changed(judge, judge_, session)
@@ -131,7 +133,7 @@ def score_rows(
         _write(Path(out), items, judged, values)
     reasons = [reason for reason in judged.reasons if reason]
     return {
-        "n": len(items), "unscored": judged.unscored, "why_unscored": reasons[:_SHOWN_REASONS], "stopped": stopped, "out": str(out) if out else None,
+        "n": len(items), "unscored": judged.unscored, "why_unscored": reasons[:_SHOWN_REASONS], "out": str(out) if out else None,
         "labelled": sum(bool(item.ratings) for item in items), "alarms": alarms,
         "verdicts": {label: judged.answers.verdicts.count(label) for label in judge_.labels}, **_means(items, values, judge_), **spent,
     }  # fmt: skip
@@ -139,10 +141,8 @@ def score_rows(
 
 def _means(items: Sequence[Item], values: Sequence[float | None], judge: Judge) -> dict[str, Any]:
     scored = [value for value in values if value is not None]
-    if len(scored) < 2:
-        return {"mean": scored[0] if scored else None, "interval": None, "corrected": None}
-    reach = 1.959964 * float(np.std(scored, ddof=1)) / math.sqrt(len(scored))
-    mean = float(np.mean(scored))
+    if not scored:
+        return {"mean": None, "interval": None, "corrected": None}
     people, beside, others = [], [], []
     for item, value in zip(items, values, strict=True):
         if value is None:
@@ -153,7 +153,7 @@ def _means(items: Sequence[Item], values: Sequence[float | None], judge: Judge) 
         else:
             others.append(value)
     corrected = asdict(corrected_mean(people, beside, others)) if len(people) >= FEWEST_PEOPLE and len(others) > 1 else None
-    return {"mean": mean, "interval": [mean - reach, mean + reach], "corrected": corrected}
+    return {"mean": float(np.mean(scored)), "interval": list(mean_interval(scored)) if len(scored) >= _FEWEST else None, "corrected": corrected}
 
 
 def _write(path: Path, items: Sequence[Item], judged: Judged, values: Sequence[float | None]) -> None:
@@ -195,7 +195,8 @@ def replay_anchors(
     with _at_work("drift", judge, lm, shown, store, False, freeze or str(path), options) as (judge_, session):
         if frozen is not None:
             return {**replay(judge_, frozen, session), **_spent(session)}
-        items = make_items(iter_rows(str(freeze)), labels=judge_.labels, spec=str(freeze), unrated=True)
+        items = make_items(iter_rows(str(freeze)), labels=judge_.labels, spec=str(freeze), unrated=True, shows=judge_.shows)
+        need_fields(judge_, items)
         first = judge_items(judge_, items, session, name="freeze").answers
         with sample_scope(1):
             again = judge_items(judge_, items, session, name="freeze: once more").answers
@@ -231,7 +232,7 @@ def to_label(
         for r in store.rollouts(run_id=run_id, task_id=task_id)
         if r.prediction and r.source != "judge" and r.split != "test" and r.task_type != "verdict"
     )
-    for entry in _pairs(rollouts) if isinstance(built, PairwiseJudge) else map(_single, rollouts):
+    for entry in _pairs(rollouts) if built.compares else map(_single, rollouts):
         if entry is not None and entry.item_id not in known:
             seen.setdefault(entry.item_id, entry)
     order = np.random.default_rng(seed).permutation(len(seen))
@@ -239,29 +240,25 @@ def to_label(
     return built, [waiting[at] for at in order[:limit]]
 
 
-def _outputs(rollout: Rollout) -> Any:
-    values = {k: v for k, v in (rollout.prediction or {}).items() if k != "steps" and v not in (None, "")}
-    return next(iter(values.values())) if len(values) == 1 else values
-
-
-def _inputs(rollout: Rollout) -> Any:
-    values = {k: v for k, v in rollout.inputs.items() if v not in (None, "")}
-    return next(iter(values.values())) if len(values) == 1 else values
-
-
 def _single(rollout: Rollout) -> ToLabel | None:
-    shown = {"task_input": _inputs(rollout), "output": _outputs(rollout)}
+    shown = {"task_input": one_of(rollout.inputs), "output": output_of(rollout.prediction or {})}
     return ToLabel(content_hash(shown)[:16], shown, rollout.id) if shown["output"] not in ("", {}, None) else None
 
 
 def _pairs(rollouts: Iterator[Rollout]) -> Iterator[ToLabel]:
     groups: dict[str, dict[str, Rollout]] = defaultdict(dict)
     for rollout in rollouts:
-        groups[json.dumps(rollout.inputs, sort_keys=True, default=str)].setdefault(str(_outputs(rollout)), rollout)
+        groups[json.dumps(rollout.inputs, sort_keys=True, default=str)].setdefault(str(output_of(rollout.prediction or {})), rollout)
     for group in groups.values():
-        members = sorted(group.values(), key=lambda r: content_hash({"output": _outputs(r)}))  # neither the newest nor the longest first
+        members = sorted(
+            group.values(), key=lambda r: content_hash({"output": output_of(r.prediction or {})})
+        )  # neither the newest nor the longest first
         for first, second in zip(members[::2], members[1::2], strict=False):
-            shown = {"task_input": _inputs(first), "output_a": _outputs(first), "output_b": _outputs(second)}
+            shown = {
+                "task_input": one_of(first.inputs),
+                "output_a": output_of(first.prediction or {}),
+                "output_b": output_of(second.prediction or {}),
+            }
             yield ToLabel(content_hash(shown)[:16], shown, first.id)
 
 

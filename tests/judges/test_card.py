@@ -21,10 +21,13 @@ PAIRS = JudgeSpec(text="?", scale=("a", "tie", "b"))
 rng = np.random.default_rng(0)
 
 
-def items(labels: Sequence[str], **columns: Sequence[Any]) -> list[Item]:
+def items(labels: Sequence[str], outputs: Sequence[str] = (), **columns: Sequence[Any]) -> list[Item]:
     return [
         Item(
-            id=str(at), shown={"output": "text", **{name: values[at] for name, values in columns.items()}}, ratings=(Rating(rater="r", label=label),)
+            id=str(at),
+            shown={"output": outputs[at] if outputs else "text"},
+            ratings=(Rating(rater="r", label=label),),
+            beside={name: values[at] for name, values in columns.items()},
         )
         for at, label in enumerate(labels)
     ]
@@ -56,11 +59,11 @@ def test_partial_rank_correlation_is_that_of_two_other_ways(seed: int, n: int) -
 def test_what_people_explain_is_no_length_bias() -> None:
     people = ["bad", "fair", "good"] * 20
     texts = ["x" * (10 * SPEC.scale.index(label) + 3) for label in people]
-    fair = card(answers(people), items(people, output=texts))
+    fair = card(answers(people), items(people, texts))
     assert fair["length_bias"]["rho"] == pytest.approx(0, abs=1e-9)  # it follows people, who like long texts
     shuffled = ["x" * int(length) for length in rng.integers(1, 300, 60)]
     longer = ["good" if len(text) > 200 else "fair" if len(text) > 100 else "bad" for text in shuffled]
-    biased = card(answers(longer), items(people, output=shuffled))
+    biased = card(answers(longer), items(people, shuffled))
     assert biased["length_bias"]["low"] > 0.5
     assert any("follows the length" in alarm for alarm in biased["alarms"])
 

@@ -421,11 +421,12 @@ def test_one_rating_over_all_criteria(tmp_path: Path) -> None:
         TWO.format(how="overall") + "- {name: short, weight: 4, check: 'assay.rubrics.checks:length', with: {max_tokens: 5}}\n"
     )
     prompts = []
-    lm = scripted_lm(lambda request: prompts.append(str(request)) or {"good": 1.0}, logprobs=True)
+    lm = scripted_lm(lambda request: prompts.append(str(request)) or {"D": 1.0}, logprobs=True)
     rubric = load_rubric(tmp_path / "r.yaml").with_resolver(resolver(lm))
     result = rubric.score({"question": "q"}, {"answer": "x"})
     assert "(+3) Is it clear?" in prompts[0]
     assert "(-1) Is it rude?" in prompts[0]
+    assert "D. good" in prompts[0]  # very poor and very good begin alike: letters stand for the words
     assert result.grades["overall"] == pytest.approx(0.75, abs=1e-6)
     assert result.value == pytest.approx((4 * 0.75 + 4 * result.grades["short"]) / 8, abs=1e-6)
     assert rubric.version != load_rubric(tmp_path / "r.yaml").reweighted({"overall": 2}).version

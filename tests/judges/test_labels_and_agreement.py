@@ -55,7 +55,7 @@ def test_ratings_of_one_item_come_together_with_their_disagreement(tmp_path: Pat
         ({"output": "x", "label": "maybe"}, r"l\.jsonl:2: the label 'maybe' is not on the judge's scale"),
         ({"label": "yes"}, r"l\.jsonl:2: a rating needs what was judged"),
         ({"output_a": "x", "label": "yes"}, r"l\.jsonl:2: a rating needs what was judged"),
-        ({"item_id": "a", "output": "other", "label": "yes"}, r"l\.jsonl:2: item 'a' was shown with another content"),
+        ({"item_id": "a", "output": "other", "label": "yes"}, r"l\.jsonl:2: item 'a' was shown with another output"),
         ({"output": "x", "label": "yes", "split": "exam"}, r"l\.jsonl:2: the split 'exam' does not exist"),
     ],
 )
@@ -144,7 +144,7 @@ def test_a_constant_judge_has_kappa_0_and_a_perfect_one_1() -> None:
     assert constant.values["kappa"] == 0.0
     perfect = agreement(answers(*[i.modes[0] for i in items]), items, YES_NO)
     assert [perfect.values[name] for name in ("accuracy", "kappa", "alpha")] == [1.0, 1.0, 1.0]
-    assert perfect.intervals["kappa"] == (1.0, 1.0)
+    assert perfect.intervals["kappa"] == (1 - 3 / 40, 1.0)  # the rule of three
 
 
 def test_no_interval_is_claimed_for_a_handful_of_items() -> None:

@@ -36,9 +36,10 @@ def test_probabilities_are_those_of_the_words_by_their_first_token() -> None:
 
 
 def test_a_token_that_begins_two_words_counts_for_neither() -> None:
-    found, mass = word_probabilities(tops(ne=0.5, neg=0.2, pos=0.2), ["negative", "neutral", "positive"])
+    found, _ = word_probabilities(tops(ne=0.3, neg=0.2, pos=0.2), ["negative", "neutral", "positive"])
     assert found == pytest.approx({"negative": 0.5, "neutral": 0.0, "positive": 0.5}, abs=1e-6)
-    assert mass == pytest.approx(0.4)
+    found, mass = word_probabilities(tops(ne=0.5, neg=0.2, pos=0.2), ["negative", "neutral", "positive"])
+    assert (set(found.values()), mass) == ({0.0}, 0.0)  # most of it could be either: nothing is read
 
 
 def test_probabilities_that_sum_to_more_than_one_are_made_to_sum_to_one() -> None:

@@ -30,7 +30,12 @@ def always(task: Any, prediction: Any, rollout: Any, **_: Any) -> float:
     [
         ("Is it clear and correct?", "compound"),
         ("Is it clear? Is it short?", "compound"),
+        ("Is it clear, correct, concise?", "compound"),
+        ("Is it polite or brief?", "compound"),
         ("Was the right tool called?", "unseen"),
+        ("Did it use the calculator?", "unseen"),
+        ("Does it match the reference?", "unseen"),
+        ("Is it the gold label?", "unseen"),
         ("Does it agree with the reference answer?", "unseen"),
         ("Do the previous steps lead there?", "unseen"),
         ("Is it better than the other outputs?", "unseen"),
@@ -42,10 +47,24 @@ def test_a_question_that_cannot_work_is_found(text: str, rule: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["Is it clear?", "Does it weigh the pros and cons?", "Is the difference between cats and dogs named?", "Is the band named?"]
+    "text",
+    [
+        "Is it clear?",
+        "Does it weigh the pros and cons?",
+        "Is the difference between cats and dogs named?",
+        "Is the band named?",
+        "Is it right or not?",
+        "Are there one or more sources?",
+    ],
 )
 def test_a_sound_question_is_left_alone(text: str) -> None:
     assert lint_rubric(Rubric("r", [asks(text)])) == []
+
+
+def test_the_question_of_a_judge_from_elsewhere_is_looked_at_where_it_can_be_read() -> None:
+    rubric = Rubric("r", [Criterion(name="a", judge=JudgeSpec(use="mood.yaml"))])
+    assert lint_rubric(rubric) == []
+    assert [finding.rule for finding in lint_rubric(rubric, used=lambda name: "Is it clear and right?")] == ["compound"]
 
 
 def test_what_stands_twice_or_counts_for_nothing_is_found() -> None:

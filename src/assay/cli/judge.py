@@ -98,7 +98,8 @@ def _show(data: dict[str, Any]) -> None:
         rich.print(f"gain in {data['objective']}: {_gain(gain)}; in accuracy: {_gain(accuracy)}", markup=False)
         _show_card(rich, card)
     if data["gate"]:
-        verdict = "the compiled judge replaces the baseline" if data["replaces"] else "no proof on gate that it agrees better: the baseline stays"
+        unproven = "no proof on gate that it agrees better: keep the baseline; the artifact holds the unproven judge"
+        verdict = "the compiled judge replaces the baseline" if data["replaces"] else unproven
         rich.print(f"gate ({data['gate']['n']} items): {_gain(data['gate'])}: {verdict}", markup=False)
     rich.print(
         f"winner: {data['winner']}; {data['calls']:,} LM calls ({data['cached']:,} more from the cache), ${data['cost_usd']:.4f}", markup=False
@@ -119,12 +120,26 @@ def _show_card(rich: Any, card: dict[str, Any]) -> None:
         ("length bias (rho)", "–" if card["length_bias"] is None else "{rho:+.2f} [{low:+.2f}, {high:+.2f}]".format(**card["length_bias"])),
         ("verbosity bias", "–" if card["verbosity_bias"] is None else "{mean:+.2f} [{low:+.2f}, {high:+.2f}]".format(**card["verbosity_bias"])),
         *((("flips when places change", _percent(card["position_flip_rate"])),) if card["position_flip_rate"] is not None else ()),
+        *((("self-preference", "{mean:+.2f} [{low:+.2f}, {high:+.2f}]".format(**card["self_preference"])),) if card["self_preference"] else ()),
         ("smallest difference it can show", _percent(card["smallest_difference"])),
         ("dollars a verdict", f"{card['cost_usd_per_verdict']:.6f}"),
     ]
     rich.print("; ".join(f"{name}: {value}" for name, value in shown), markup=False)
+    rich.print(_confusion(card["confusion"]))
     for alarm in card["alarms"]:
         rich.print(f"alarm: this judge {alarm}", markup=False)
+
+
+def _confusion(found: dict[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table(title="confusion: the judge's verdicts by people's labels, items", title_justify="left")
+    table.add_column("judge")
+    for label in found["labels"]:
+        table.add_column(label, justify="right")
+    for label, row in zip(found["labels"], found["verdicts_by_people"], strict=True):
+        table.add_row(label, *(f"{value:.0f}" for value in row))
+    return table
 
 
 def _number(value: float | None) -> str:

@@ -152,7 +152,9 @@ def _show_drift(data: dict[str, Any]) -> None:
     for name, (before, after) in data["changed"].items():
         rich.print(f"changed: {name}: {before} -> {after}", markup=False)
     moved, psi = ("–" if value is None else f"{value:.3f}" for value in (data["mean_difference"], data["psi"]))
-    rich.print(f"{data['n']} anchors: mean difference {moved}, CUSUM {data['cusum']:.1f} (alarm over 5), PSI {psi} (alarm over 0.25)", markup=False)
+    cusum = f"CUSUM {data['cusum']:.1f} (alarm over {data['cusum_limit']:.1f})"
+    over = "" if data["psi"] is None else f" (alarm over {data['psi_limit']:.2f})"
+    rich.print(f"{data['n']} anchors: mean difference {moved}, {cusum}, PSI {psi}{over}", markup=False)
     for alarm in data["alarms"]:
         rich.print(f"ALARM: {alarm}", markup=False)
     rich.print(f"{'drifted' if data['alarms'] else 'judges as it did'}; {_spent(data)}", markup=False)
@@ -171,8 +173,8 @@ def _show_drift(data: dict[str, Any]) -> None:
 def label_command(judge: str, rater: str | None, limit: int, rationale: bool, store: str | None, as_json: bool, **where: Any) -> None:
     """Judge rollouts of the store yourself, as JUDGE would be asked, and keep the labels in the store.
 
-    Answer with a word of the scale, its number, s to skip or q to stop; every answer is kept at once. Then compile with
-    assay judge compile JUDGE --labels store.
+    Answer with a word of the scale, its number in the list (where no word is a number itself), s to skip or q to stop; every
+    answer is kept at once. Then compile with assay judge compile JUDGE --labels store.
     """
     from assay.judging import question_key
     from assay.traces.store import Store
@@ -187,9 +189,9 @@ def label_command(judge: str, rater: str | None, limit: int, rationale: bool, st
         for at, entry in enumerate(waiting, 1):
             _ask(at, len(waiting), entry.shown, built.spec)
             label = _answer(words)
-            if label == "q":
+            if label is None:
                 break
-            if label != "s":
+            if label:
                 why = _line("why? ") if rationale else ""
                 opened.put_label(question_key(built), entry.item_id, who, label, shown=entry.shown, rationale=why, rollout_id=entry.rollout_id)
                 done += 1
@@ -210,9 +212,15 @@ def _ask(at: int, count: int, shown: Any, spec: Any) -> None:
     for name, value in shown.items():
         rich.print(Panel(Text(str(value)), title=name, title_align="left"))
     rich.print(f"{spec.text}", markup=False)
-    for number, word in enumerate(spec.scale, 1):
+    keys = {word: key for key, word in _numbers(list(spec.scale)).items()}
+    for word in spec.scale:
         meaning = f": {spec.anchors[word]}" if word in spec.anchors else ""
-        rich.print(f"  {number} {word}{meaning}", markup=False)
+        rich.print(f"  {keys.get(word, '')} {word}{meaning}", markup=False)
+
+
+def _numbers(words: list[str]) -> dict[str, str]:
+    """What may be typed for a word: its place, but on a scale of numbers only the numbers themselves."""
+    return {} if any(word.strip("+-").replace(".", "").isdigit() for word in words) else {str(at): word for at, word in enumerate(words, 1)}
 
 
 def _line(prompt: str) -> str:
@@ -220,18 +228,23 @@ def _line(prompt: str) -> str:
     return sys.stdin.readline().strip()
 
 
-def _answer(words: list[str]) -> str:
-    """A word of the scale, `s` or `q`; the end of the input is `q`."""
-    known = {**{word.casefold(): word for word in words}, **{str(at): word for at, word in enumerate(words, 1)}}
+def _answer(words: list[str]) -> str | None:
+    """A word of the scale, "" to skip, None to stop, as at the end of the input. A word of the scale goes before s and q, which
+    are then /s and /q."""
+    known = {**_numbers(words), **{word.casefold(): word for word in words}}
+    skip, stop = (key if key not in known else f"/{key}" for key in ("s", "q"))
     while True:
-        click.echo("your verdict (s skips, q stops): ", nl=False, err=True)
+        click.echo(f"your verdict ({skip} skips, {stop} stops): ", nl=False, err=True)
         line = sys.stdin.readline()
         said = line.strip().casefold()
         if said in known:
             return known[said]
-        if said == "s" or not line or said == "q":
-            return "s" if said == "s" else "q"
-        click.echo(f"{line.strip()!r} is not on the scale: {', '.join(words)}, or 1 to {len(words)}", err=True)
+        if said == stop or not line:
+            return None
+        if said == skip:
+            return ""
+        numbers = f", or 1 to {len(words)}" if _numbers(words) else ""
+        click.echo(f"{line.strip()!r} is not on the scale: {', '.join(words)}{numbers}", err=True)
 
 
 @click.command("forget")
@@ -257,9 +270,10 @@ def forget_command(rater: str, store: str | None, as_json: bool) -> None:
 @json_option()
 def lint_command(rubric: str, as_json: bool) -> None:
     """Look for criteria in RUBRIC that ask two things, ask about what a judge cannot see, or stand twice. Exit code 1 if there are any."""
+    from assay.jobs import load_judge
     from assay.rubrics import lint_rubric, load_rubric
 
-    found = lint_rubric(load_rubric(rubric))
+    found = lint_rubric(load_rubric(rubric), used=lambda name: load_judge(name).spec.text)
     if as_json:
         print_json({"findings": [finding.to_dict() for finding in found]})
     else:

@@ -241,12 +241,16 @@ def _shares(items: Sequence[Item], index: Mapping[str, int]) -> np.ndarray:
     return found
 
 
-def _percentiles(values: np.ndarray) -> tuple[float, float] | None:
+def _percentiles(values: np.ndarray, rows: int) -> tuple[float, float] | None:
+    """The middle 95 % of a measure over resamples of `rows` items, None where it is undefined in a tenth of them. Where all are
+    equal, up to 3 / rows of the items may still be otherwise (the rule of three)."""
     known = values[np.isfinite(values)]
     if len(known) < 0.9 * len(values):
         return None
-    low, high = np.percentile(known, [2.5, 97.5])
-    return float(low), float(high)
+    low, high = (float(value) for value in np.percentile(known, [2.5, 97.5]))
+    if low == high:  # resamples of what is all alike say nothing of the rest
+        return max(-1.0, low - 3 / rows), min(1.0, high + 3 / rows)
+    return low, high
 
 
 def agreement(
@@ -266,7 +270,7 @@ def agreement(
     if intervals and len(table.verdicts) >= _FEWEST:
         defined = [name for name, (value, _) in found.items() if value is not None]
         parts = [{name: table.resampled(name, draws) for name in defined} for draws in _draws(len(table.verdicts))]
-        ranges |= {name: _percentiles(np.concatenate([part[name] for part in parts])) for name in defined}
+        ranges |= {name: _percentiles(np.concatenate([part[name] for part in parts]), len(table.verdicts)) for name in defined}
     why = {name: reason for name, (value, reason) in found.items() if value is None}
     return Agreement(len(table.verdicts), table.unscored, {name: value for name, (value, _) in found.items()}, ranges, why)
 
@@ -308,7 +312,7 @@ def measure_gain(name: str, before: Answers, after: Answers, items: Sequence[Ite
     }
     if result["mean"] is not None and len(both) >= _FEWEST:
         gaps = [tables[1].resampled(name, draws) - tables[0].resampled(name, draws) for draws in _draws(len(both))]
-        found = _percentiles(oriented(name, 1.0) * np.concatenate(gaps))
+        found = _percentiles(oriented(name, 1.0) * np.concatenate(gaps), len(both))
         if found is not None:
             result["low"], result["high"] = found
     return result

@@ -8,12 +8,12 @@ from typing import Any
 
 import dspy
 
-from assay.errors import ConfigError
+from assay.errors import AssayError, ConfigError
 from assay.judges.calibration import Calibration
 from assay.models import sibling
-from assay.rubrics import JudgeSpec
+from assay.rubrics import JudgeSpec, NoGrade
 
-__all__ = ["Judge", "Reading", "make_spec"]
+__all__ = ["Judge", "Reading", "attempt", "make_spec"]
 
 Reading = Mapping[str, Any]  # what was read from the model before any calibration: by default probabilities by label, and `tokens`
 
@@ -63,6 +63,11 @@ class Judge(dspy.Module):  # type: ignore[misc]
     def labels(self) -> tuple[str, ...]:
         return self.spec.scale
 
+    @property
+    def compares(self) -> bool:
+        """Whether it judges pairs: two outputs, and a scale from the first over a tie to the second."""
+        return {"output_a", "output_b"} <= set(self.shows)
+
     def read(self, given: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
         """Asks about what is shown: a reading, by default probabilities by label, or a verdict without any.
 
@@ -74,19 +79,29 @@ class Judge(dspy.Module):  # type: ignore[misc]
     def judged(self, reading: Reading | None, verdict: str | None = None) -> dspy.Prediction:
         """What is said once the model has been read: calibrated probabilities, verdict, confidence and value."""
         if reading is None:
+            if verdict not in self.labels:
+                raise NoGrade(f"the judge said {verdict!r}, not one of {list(self.labels)}")
             value = self.spec.grade(str(verdict)) if self.spec.graded else None
             return dspy.Prediction(verdict=verdict, probabilities=None, raw=None, confidence=None, value=value)
         return self._said(reading, *self._calibrated(reading))
 
     def _calibrated(self, reading: Reading) -> tuple[dict[str, float], str]:
+        given: list[Any] = [reading.get(label) for label in self.labels]
+        if not all(isinstance(p, int | float) and math.isfinite(p) and p >= 0 for p in given) or not math.fsum(given) > 0:
+            raise NoGrade(
+                f"the judge gave {dict(zip(self.labels, given, strict=True))} for probabilities: they must be numbers of at least 0, not all 0"
+            )
+        total = math.fsum(given)
+        sound = {**reading, **{label: p / total for label, p in zip(self.labels, given, strict=True)}}
         if self.calibration:
-            return self.calibration.apply(reading, self.spec)
-        return {label: reading[label] for label in self.labels}, max(self.labels, key=lambda label: reading[label])
+            return self.calibration.apply(sound, self.spec)
+        return {label: sound[label] for label in self.labels}, max(self.labels, key=lambda label: sound[label])
 
     def _said(self, reading: Reading, final: Mapping[str, float], chosen: str) -> dspy.Prediction:
         value = math.fsum(p * self.spec.grade(label) for label, p in final.items()) if self.spec.graded else None
         value = None if value is None else min(1.0, max(0.0, value))
-        return dspy.Prediction(verdict=chosen, probabilities=dict(final), raw=reading, confidence=final[chosen], value=value)
+        orders = {"orders": tuple(reading["orders"])} if reading.get("orders") else {}
+        return dspy.Prediction(verdict=chosen, probabilities=dict(final), raw=reading, confidence=final[chosen], value=value, **orders)
 
     def fit_rows(self, reading: Reading, shares: Mapping[str, float]) -> list[tuple[Reading, Mapping[str, float]]]:
         """What a calibration learns from one item: the reading, and the shares of people who gave each label."""
@@ -102,6 +117,16 @@ class Judge(dspy.Module):  # type: ignore[misc]
 
     async def aforward(self, **given: Any) -> dspy.Prediction:
         return await asyncio.to_thread(self.forward, **given)
+
+
+def attempt(judge: Judge, given: Mapping[str, Any]) -> tuple[dspy.Prediction | None, str]:
+    """What a judge says of its part of what is given, or None and why it said nothing. What the user must mend is raised."""
+    try:
+        return judge(**{name: given[name] for name in judge.shows}), ""
+    except AssayError:  # a missing package, a setting: no other judge makes up for it
+        raise
+    except Exception as error:
+        return None, f"{type(error).__name__}: {error}"
 
 
 def make_spec(spec: JudgeSpec | Mapping[str, Any] | str) -> JudgeSpec:

@@ -47,12 +47,12 @@ def reliability_card(
     measured = {
         "calibration_error": (error, "the model gives no probabilities"),
         "test_retest": (_same(retest), "not measured"),
-        "position_flip_rate": (_flips(answers, spec), "a judge of one output has no positions"),
-        "prefers_first": (_prefers_first(answers, spec), "a judge of one output has no positions"),
+        "position_flip_rate": (_flips(answers, spec), "no verdict has two orders"),
+        "prefers_first": (_prefers_first(answers, spec), "no verdict has two orders"),
         "length_bias": (_length_bias(answers, items, spec), "fewer than 20 verdicts, or outputs of one length"),
         "verbosity_bias": (_verbosity(padded, spec), "not measured"),
         "self_preference": (_self_preference(answers, items, spec, model), "the labels do not tell outputs of the judge's model from others"),
-        "smallest_difference": (_smallest_difference(answers, spec), "fewer than two verdicts, or a scale without an order"),
+        "smallest_difference": (_smallest_difference(answers, spec), "fewer than two verdicts, all alike, or a scale without an order"),
     }
     best, top = found.values[objective], people.values[objective]
     card = {
@@ -201,12 +201,12 @@ def _self_preference(answers: Answers, items: Sequence[Item], spec: JudgeSpec, m
     rows = _people_gap(answers, items, spec)
     pairs = []
     for item, gap in rows:
-        first, second = (item.shown.get(name) == model for name in ("model_a", "model_b"))
+        first, second = (item.beside.get(name) == model for name in ("model_a", "model_b"))
         if first != second:
             pairs.append(gap if second else -gap)
     if pairs:
         return _mean_interval(pairs)
-    own, others = ([gap for item, gap in rows if "model" in item.shown and (item.shown["model"] == model) is mine] for mine in (True, False))
+    own, others = ([gap for item, gap in rows if "model" in item.beside and (item.beside["model"] == model) is mine] for mine in (True, False))
     if min(len(own), len(others)) < _FEW:
         return None
     from scipy import stats
@@ -229,7 +229,7 @@ def _smallest_difference(answers: Answers, spec: JudgeSpec) -> float | None:
     """The smallest difference between two systems' mean places, in shares of the scale, that as many verdicts of each as
     stand here would show (two-sided 5 %, power 80 %)."""
     places = np.array([place for verdict, place in zip(answers.verdicts, answers.places, strict=True) if verdict is not None])
-    if len(places) < 2 or spec.kind == "nominal":
+    if len(places) < 2 or spec.kind == "nominal" or np.ptp(places) == 0:
         return None
     return float(_POWER * places.std(ddof=1) * math.sqrt(2 / len(places)) / (spec.steps[-1] - spec.steps[0]))
 

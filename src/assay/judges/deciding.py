@@ -8,19 +8,18 @@ import dspy
 
 from assay.datasets import Task
 from assay.errors import RubricError
-from assay.judges.base import Judge
+from assay.judges.base import Judge, attempt
 from assay.judges.listwise import ListwiseJudge
 from assay.judges.loading import AnyJudge, load_judge
-from assay.judges.pairwise import PairwiseJudge
 from assay.judges.pointwise import PointwiseJudge
 from assay.judges.ranking import bradley_terry, pairings, win_rates
-from assay.judges.reading import GUARD, fence
+from assay.judges.reading import GUARD, fence, meanings
 from assay.rubrics import Criterion, Grade, JudgeSpec, NoGrade
 from assay.rubrics.rubric import Resolver
 from assay.traces import Rollout
 from assay.traces.recorder import aside
 
-__all__ = ["GroupDecider", "JudgeDecider", "resolver"]
+__all__ = ["GroupDecider", "JudgeDecider", "one_of", "output_of", "resolver"]
 
 
 class _Asking:
@@ -51,8 +50,8 @@ class JudgeDecider(_Asking):
         super().__init__(judge, lm, judge.spec.text)
 
     def __call__(self, task: Task, prediction: dict[str, Any], rollout: Rollout | None, **_: Any) -> Grade:
-        seen = {"task_input": _one(task.inputs), "output": _output(prediction)}
-        given = {name: seen.get(name, task.inputs.get(name, prediction.get(name, ""))) for name in self.judge.shows}
+        seen = {**prediction, **task.inputs, "task_input": one_of(task.inputs), "output": output_of(prediction)}
+        given = _given(self.judge, seen)
         context, own = self.asking(task, given, rollout)
         with context:
             found = self.judge(**given)
@@ -67,7 +66,7 @@ class GroupDecider(_Asking):
     """Grades one criterion by a judge that compares: each output's grade is the mean probability of being preferred to
     another of its group (by Bradley-Terry where pairs are judged), or its grade on the scale where a list is graded."""
 
-    def __init__(self, judge: PairwiseJudge | ListwiseJudge, lm: dspy.LM) -> None:
+    def __init__(self, judge: AnyJudge, lm: dspy.LM) -> None:
         super().__init__(judge, lm, judge.spec.text)
 
     def __call__(self, task: Task, prediction: dict[str, Any], rollout: Rollout | None, **_: Any) -> Grade:
@@ -75,10 +74,10 @@ class GroupDecider(_Asking):
 
     def grade_group(self, task: Task, predictions: Sequence[dict[str, Any]], rollouts: Sequence[Rollout | None]) -> list[Grade | NoGrade]:
         """A grade for each prediction, in order, or why it has none."""
-        outputs = [_output(prediction) for prediction in predictions]
-        context, own = self.asking(task, {"task_input": _one(task.inputs), "outputs": outputs}, next((r for r in rollouts if r), None))
+        outputs = [output_of(prediction) for prediction in predictions]
+        context, own = self.asking(task, {"task_input": one_of(task.inputs), "outputs": outputs}, next((r for r in rollouts if r), None))
         with context:
-            values = (self._by_pairs if isinstance(self.judge, PairwiseJudge) else self._by_list)(task, outputs)
+            values = (self._by_list if isinstance(self.judge, ListwiseJudge) else self._by_pairs)(task, outputs)
             own.prediction = {"values": {str(index): value for index, value in values.items() if not isinstance(value, NoGrade)}}
         said = f"Compared with the others by: {self.judge.spec.text}"
         missing = NoGrade("the judge's answers named no grade for this output")
@@ -86,21 +85,20 @@ class GroupDecider(_Asking):
         return [value if isinstance(value, NoGrade) else Grade(value=value, reason=said) for value in found]
 
     def _by_list(self, task: Task, outputs: Sequence[Any]) -> dict[int, Any]:
-        return dict(self.judge(task_input=_one(task.inputs), outputs=dict(enumerate(outputs))).grades)
+        return dict(self.judge(task_input=one_of(task.inputs), outputs=dict(enumerate(outputs))).grades)
 
     def _by_pairs(self, task: Task, outputs: Sequence[Any]) -> dict[int, Any]:
-        judge, compared, reasons = self.judge, [], []
+        judge, compared, reasons = self.judge, [], list[str]()
         for a, b in pairings(len(outputs)):
-            seen = {"task_input": _one(task.inputs), "output_a": outputs[a], "output_b": outputs[b]}
-            try:
-                found = judge(**{name: seen.get(name, task.inputs.get(name, "")) for name in judge.shows})
-            except NoGrade as error:
-                reasons.append(error)
-                continue
-            compared.append((a, b, 1 - judge.spec.grade(found.verdict)))
+            seen = {**task.inputs, "task_input": one_of(task.inputs), "output_a": outputs[a], "output_b": outputs[b]}
+            found, reason = attempt(judge, _given(judge, seen))
+            if found is None:
+                reasons.append(reason)
+            else:
+                compared.append((a, b, 1 - judge.spec.grade(found.verdict)))
         strengths = bradley_terry(compared)
         values: dict[int, Any] = dict(zip(strengths, win_rates(list(strengths.values())), strict=True))
-        return {index: values.get(index, reasons[0] if reasons else NoGrade("nothing to compare with")) for index in range(len(outputs))}
+        return {index: values.get(index, NoGrade(reasons[0] if reasons else "nothing to compare with")) for index in range(len(outputs))}
 
 
 class Together(_Asking):
@@ -111,14 +109,16 @@ class Together(_Asking):
         self.specs = {c.name: c.judge for c in criteria if c.judge is not None}
         if using := [name for name, spec in self.specs.items() if spec.use]:
             raise RubricError(f"criteria {using} use judges of their own, which are asked one by one; judging: each goes with them")
-        asked = " ".join(f"{name}: {spec.text} {_meanings(spec)}" for name, spec in self.specs.items())
+        if clashing := sorted({"task_input", "output"} & set(self.specs)):
+            raise RubricError(f"criteria {clashing} have the names of what a judge sees; judging: together needs other names")
+        asked = " ".join(f"{name}: {spec.text} {meanings(spec)}" for name, spec in self.specs.items())
         fields: dict[str, Any] = {"task_input": (str, dspy.InputField()), "output": (str, dspy.InputField())}
         fields |= {name: (Literal[spec.scale], dspy.OutputField()) for name, spec in self.specs.items()}
         self.judge = dspy.Predict(dspy.Signature(fields, f"Decide each of these by itself. {asked}{GUARD}"))
 
     def grade_all(self, task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> dict[str, Grade | NoGrade]:
         """A grade for each criterion by name, or why it has none; one call."""
-        given = {"task_input": fence(_one(task.inputs)), "output": fence(_output(prediction))}
+        given = {"task_input": fence(one_of(task.inputs)), "output": fence(output_of(prediction))}
         context, own = self.asking(task, given, rollout)
         with context, dspy.context(adapter=dspy.JSONAdapter()):
             found = self.judge(**given)
@@ -132,15 +132,23 @@ class Together(_Asking):
         return Grade(value=spec.grade(verdict), label=verdict, reason=f"The judge said {verdict!r} to: {spec.text}")
 
 
-def _meanings(spec: JudgeSpec) -> str:
-    return "".join(f"{word!r} means: {meaning} " for word, meaning in spec.anchors.items())
+def _given(judge: Judge, seen: Mapping[str, Any]) -> dict[str, Any]:
+    """What the judge sees.
+
+    Raises:
+        NoGrade: neither the task nor the prediction has it: a question about nothing has no verdict.
+    """
+    if missing := [name for name in judge.shows if name not in seen]:
+        raise NoGrade(f"the judge sees {list(judge.shows)}, and neither the task nor the output has {', '.join(missing)}; there are {sorted(seen)}")
+    return {name: seen[name] for name in judge.shows}
 
 
-def _output(prediction: Mapping[str, Any]) -> Any:
-    return _one({k: v for k, v in prediction.items() if k != "steps"})
+def output_of(prediction: Mapping[str, Any]) -> Any:
+    """What is judged of a prediction: its one field, else all by name."""
+    return one_of({k: v for k, v in prediction.items() if k != "steps"})
 
 
-def _one(fields: Any) -> Any:
+def one_of(fields: Any) -> Any:
     """The value of a single field, else all by name: what people would be shown."""
     values = {key: value for key, value in dict(fields).items() if value not in (None, "")}
     return next(iter(values.values())) if len(values) == 1 else values
@@ -155,7 +163,7 @@ class _Resolver:
     def __call__(self, criterion: Criterion) -> JudgeDecider | GroupDecider:
         assert criterion.judge is not None
         judge = self.find(criterion.judge.use) if criterion.judge.use else PointwiseJudge(criterion.judge)
-        if isinstance(judge, PairwiseJudge | ListwiseJudge):
+        if isinstance(judge, ListwiseJudge) or judge.compares:
             return GroupDecider(judge, self.lm)
         if not judge.spec.graded:
             raise RubricError(f"criterion {criterion.name!r}: its judge's scale is nominal; say what each word is worth in grades")

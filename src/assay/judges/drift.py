@@ -34,7 +34,7 @@ class AnchorSet:
     """What a judge said when it was trusted.
 
     `made_by` names everything that decides a verdict (question, prompt, calibration, model, weights, …); `noise` is the
-    standard deviation of values between two askings, in shares of the scale.
+    standard deviation of the difference between the values of two askings, in shares of the scale.
     """
 
     made_by: Mapping[str, str]
@@ -51,11 +51,12 @@ class AnchorSet:
         """Raises `DataError` where the file is no anchor set, or of a newer format."""
         try:
             whole = json.loads(path.read_text(encoding="utf-8"))
-            if whole["format"] > _FORMAT:
-                raise DataError(f"{path} has format {whole['format']}, this assay reads up to {_FORMAT}: update assay")
-            return cls(dict(whole["made_by"]), float(whole["noise"]), [Anchor(**anchor) for anchor in whole["anchors"]])
+            newer = whole["format"] > _FORMAT
+            if not newer:
+                return cls(dict(whole["made_by"]), float(whole["noise"]), [Anchor(**anchor) for anchor in whole["anchors"]])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path} is no anchor set: {type(error).__name__}: {error}. Freeze one with --freeze") from None
+        raise DataError(f"{path} has format {whole['format']}, this assay reads up to {_FORMAT}: update assay")
 
 
 class Cusum:
@@ -65,7 +66,7 @@ class Cusum:
         sigma: standard deviation of x while nothing has moved, its mean being 0.
         slack: half the shift that matters, in sigmas. With 0.5 and limit 5 a false alarm comes once in about 465 values,
             and a shift of one sigma is seen after about 10.
-        limit: where the alarm is raised, in sigmas.
+        limit: where the alarm is raised, in sigmas; `limit_for` gives one for a set of known size.
     """
 
     def __init__(self, *, sigma: float, slack: float = 0.5, limit: float = 5.0) -> None:
@@ -78,6 +79,13 @@ class Cusum:
         self.low = max(0.0, self.low - z - self.slack)
         self.peak = max(self.peak, self.high, self.low)
         return self.peak > self.limit
+
+
+def limit_for(n: int) -> float:
+    """Where a chart over n values raises an alarm, so that one comes without a cause in about one set of a hundred: the limit
+    h at which a two-sided chart with slack 0.5 runs 100·n values on average, e^(h + 1.166) (Siegmund 1985, Sequential
+    Analysis, section 10.2), and at least 5."""
+    return max(5.0, math.log(100 * max(1, n)) - 1.166)
 
 
 def population_stability_index(before: Sequence[float], after: Sequence[float], *, bins: int = _BINS) -> float:
@@ -108,16 +116,19 @@ def compare(frozen: AnchorSet, values: Sequence[float | None], made_by: Mapping[
     lost = sum(a.value is not None and value is None for a, value in zip(frozen.anchors, values, strict=True))
     keys = sorted({*frozen.made_by, *made_by})
     changed = {k: [frozen.made_by.get(k), made_by.get(k)] for k in keys if frozen.made_by.get(k) != made_by.get(k)}
-    chart = Cusum(sigma=max(frozen.noise, _LEAST_NOISE))
+    chart = Cusum(sigma=max(frozen.noise, _LEAST_NOISE), limit=limit_for(len(pairs)))
     moved_at = next((at for at, (before, after) in enumerate(pairs) if chart.update(after - before)), None)
-    psi = population_stability_index(*map(list, zip(*pairs, strict=True))) if len(pairs) >= _FEWEST else None
+    psi, most = None, math.inf
+    if len(pairs) >= _FEWEST:
+        bins = min(_BINS, len(pairs) // 10)
+        psi, most = population_stability_index(*map(list, zip(*pairs, strict=True)), bins=bins), _psi_limit(len(pairs), bins)
     named = f" What changed: {', '.join(changed)}." if changed else " Nothing that is recorded changed: look at the server that answers."
     mean = float(np.mean([after - before for before, after in pairs])) if pairs else None
     alarms = []
     if moved_at is not None:
         alarms.append(f"verdicts moved by {mean:+.3f} of the scale on average (CUSUM, seen at anchor {moved_at + 1}).{named}")
-    if psi is not None and psi > _PSI:
-        alarms.append(f"verdicts are spread differently (PSI {psi:.2f}, over {_PSI}).{named}")
+    if psi is not None and psi > most:
+        alarms.append(f"verdicts are spread differently (PSI {psi:.2f}, over {most:.2f}).{named}")
     if lost > 0.05 * len(frozen.anchors):
         alarms.append(f"{lost} of {len(frozen.anchors)} anchors get no verdict any more.{named}")
     return {
@@ -127,5 +138,15 @@ def compare(frozen: AnchorSet, values: Sequence[float | None], made_by: Mapping[
         "lost": lost,
         "mean_difference": mean,
         "cusum": chart.peak,
+        "cusum_limit": chart.limit,
         "psi": psi,
+        "psi_limit": None if psi is None else most,
     }
+
+
+def _psi_limit(n: int, bins: int) -> float:
+    """The conventional limit, or what two samples of n from one distribution reach once in a hundred, if that is more: PSI is
+    then about (2 / n)·chi-square with bins - 1 degrees (Yurdakul and Naranjo 2020, Journal of Risk Model Validation 14)."""
+    from scipy import stats
+
+    return max(_PSI, 2 / n * float(stats.chi2.ppf(0.99, bins - 1)))

@@ -1,7 +1,7 @@
 """What people said: ratings of items, several raters an item, with disagreement kept.
 
 One row a rating: `item_id` (by default the hash of what was shown), `input` (optional), `output` or `output_a` and
-`output_b`, `rater`, `label`, `rationale` (optional). Further fields of a row are shown to a judge that names them.
+`output_b`, `rater`, `label`, `rationale` (optional). Further columns are shown to a judge that names them.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from assay.datasets import SPLITS
@@ -22,6 +22,7 @@ __all__ = ["Item", "LabelSplits", "Rating", "load_labels", "make_items", "rater_
 
 _FIELDS = {"item_id", "rater", "label", "rationale", "split"}
 _TASK_INPUT = "task_input"
+_JUDGED = {_TASK_INPUT, "output", "output_a", "output_b"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +36,13 @@ class Rating:
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """Something that was judged, with all that people said of it."""
+    """Something that was judged, with all that people said of it. `beside`: columns that nobody judges, such as `model`."""
 
     id: str
     shown: Mapping[str, Any]
     ratings: tuple[Rating, ...]
     split: str | None = None
+    beside: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def content_hash(self) -> str:
@@ -65,7 +67,7 @@ class Item:
 
     @property
     def digests(self) -> list[str]:
-        """A short hash of each rating, by which a removed one is found in the judges compiled from it."""
+        """A short hash of each rating: what an artifact was compiled from, without the ratings themselves."""
         return [rating_digest(self.id, rating.rater, rating.label) for rating in self.ratings]
 
 
@@ -78,55 +80,75 @@ def rater_digest(rater: str) -> str:
     return hashlib.sha256(rater.encode("utf-8", "replace")).hexdigest()[:16]
 
 
-def load_labels(spec: str, *, labels: Sequence[str], rename: Mapping[str, str] | None = None) -> list[Item]:
+def load_labels(
+    spec: str, *, labels: Sequence[str], rename: Mapping[str, str] | None = None, shows: Sequence[str] = ()
+) -> list[Item]:  # fmt: skip
     """Items with their ratings, from any source that `assay.datasets.iter_rows` reads.
 
-    A row without a label is a missing value: it is left out. Each rater counts once an item; the last rating stands.
+    A row without a label is a missing value: it is left out. Each rater counts once an item; the last rating stands. Rows
+    without a rater are of somebody else each.
 
     Args:
         labels: the judge's scale; a label outside it is an error.
         rename: columns by the names they should have.
+        shows: columns that are judged, beside `input`, `output`, `output_a` and `output_b`. Others are kept where all rows of
+            an item agree on them, and decide nothing.
     Raises:
         DataError: a row without what was judged, a label outside the scale, one id for two contents; with file and line.
     """
     rows = ((where, renamed(row, rename, where) if rename else row) for where, row in iter_rows(spec))
-    return make_items(rows, labels=labels, spec=spec)
+    return make_items(rows, labels=labels, spec=spec, shows=shows)
 
 
-def make_items(rows: Iterable[tuple[str, Mapping[str, Any]]], *, labels: Sequence[str], spec: str = "labels", unrated: bool = False) -> list[Item]:
+def make_items(
+    rows: Iterable[tuple[str, Mapping[str, Any]]], *, labels: Sequence[str], spec: str = "labels", unrated: bool = False, shows: Sequence[str] = ()
+) -> list[Item]:
     """`load_labels` for rows that are at hand, each with the place it stands.
 
     Args:
         unrated: whether items without any label are kept, with no ratings.
     """
     known = {label.casefold(): label for label in labels}
+    judged = {*_JUDGED, *shows}
     shown_of: dict[str, dict[str, Any]] = {}
+    beside: dict[str, dict[str, Any]] = {}
     ratings: dict[str, dict[str, Rating]] = defaultdict(dict)
     splits: dict[str, str | None] = {}
     rated = 0
     for where, row in rows:
         rated += 1
-        shown = {(_TASK_INPUT if key == "input" else key): value for key, value in row.items() if key not in _FIELDS and value is not None}
+        found = {(_TASK_INPUT if key == "input" else key): value for key, value in row.items() if key not in _FIELDS and value is not None}
+        shown = {key: value for key, value in found.items() if key in judged}
         if not any(name in shown for name in ("output", "output_a")) or ("output_a" in shown) != ("output_b" in shown):
             raise DataError(f"{where}: a rating needs what was judged, in 'output', or in 'output_a' and 'output_b'; the row has {sorted(row)}")
-        item_id = str(row["item_id"]) if row.get("item_id") not in (None, "") else content_hash(shown)[:16]
+        item_id = content_hash(shown)[:16] if _missing(row.get("item_id")) else str(row["item_id"])
         if shown_of.setdefault(item_id, shown) != shown:
-            raise DataError(f"{where}: item {item_id!r} was shown with another content before; one id is one content")
+            other = sorted(key for key in judged if shown.get(key) != shown_of[item_id].get(key))
+            raise DataError(f"{where}: item {item_id!r} was shown with another {', '.join(other)} before; one id is one content")
+        more = {key: value for key, value in found.items() if key not in judged}
+        kept = beside.setdefault(item_id, more)
+        beside[item_id] = {key: value for key, value in kept.items() if more.get(key) == value}
+        if row.get("split") not in (None, "", *SPLITS):
+            raise DataError(f"{where}: the split {row['split']!r} does not exist; there are {', '.join(SPLITS)}")
         label = row.get("label")
-        if label is None or label == "" or (isinstance(label, float) and math.isnan(label)):
+        if _missing(label):
             continue
         if str(label).strip().casefold() not in known:
             raise DataError(f"{where}: the label {label!r} is not on the judge's scale {list(labels)}")
-        if row.get("split") not in (None, "", *SPLITS):
-            raise DataError(f"{where}: the split {row['split']!r} does not exist; there are {', '.join(SPLITS)}")
-        rater = str(row.get("rater") or "rater")
+        rater = f"rater {len(ratings[item_id]) + 1}" if _missing(row.get("rater")) else str(row["rater"])
         ratings[item_id][rater] = Rating(rater=rater, label=known[str(label).strip().casefold()], rationale=str(row.get("rationale") or ""))
         splits[item_id] = row.get("split") or None
     if unrated:
-        ratings = {key: ratings.get(key, {}) for key in shown_of}
+        ratings = defaultdict(dict, {key: ratings.get(key, {}) for key in shown_of})
     if not ratings:
         raise DataError(f"{spec} has no ratings" + (f": none of its {rated} rows has a label" if rated else ""))
-    return [Item(id=key, shown=shown_of[key], ratings=tuple(found.values()), split=splits.get(key)) for key, found in ratings.items()]
+    return [
+        Item(id=key, shown=shown_of[key], ratings=tuple(found.values()), split=splits.get(key), beside=beside[key]) for key, found in ratings.items()
+    ]
+
+
+def _missing(value: Any) -> bool:
+    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
 
 
 @dataclass
@@ -153,12 +175,12 @@ def split_items(items: Sequence[Item], *, salt: str = "assay", limits: Mapping[s
         DataError: a split would be empty.
     """
     chosen: dict[str, list[tuple[int, Item]]] = {name: [] for name in SPLITS}
-    seen: set[str] = set()
-    for item in items:
-        if item.content_hash in seen:
-            continue  # another id for what was shown before
-        seen.add(item.content_hash)
-        name, rank = split_of(item.content_hash, salt, SHARES)
+    seen: dict[str, Item] = {}
+    for item in items:  # another id for what was shown before: its ratings are of the same thing
+        first = seen.get(item.content_hash)
+        seen[item.content_hash] = item if first is None else replace(first, ratings=_merged(first, item), split=first.split or item.split)
+    for digest, item in seen.items():
+        name, rank = split_of(digest, salt, SHARES)
         chosen[item.split or name].append((rank, item))
     if empty := [name for name in SPLITS if not chosen[name]]:
         raise DataError(f"no item fell into {', '.join(empty)} ({len(seen)} different items in all). Label more, or name splits in a field 'split'")
@@ -167,6 +189,10 @@ def split_items(items: Sequence[Item], *, salt: str = "assay", limits: Mapping[s
         ordered = [item for _, item in sorted(entries, key=lambda entry: entry[0])]
         kept[name] = _stratified(ordered, (limits or {}).get(name, len(ordered)))
     return LabelSplits(**kept)
+
+
+def _merged(first: Item, other: Item) -> tuple[Rating, ...]:
+    return tuple({rating.rater: rating for rating in (*first.ratings, *other.ratings)}.values())
 
 
 def _stratified(items: list[Item], limit: int) -> list[Item]:

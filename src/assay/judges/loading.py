@@ -39,7 +39,7 @@ class _JudgeDefinition(JudgeFile):
     compare: Literal["alone", "pairs", "list"] = "alone"
     shows: list[str] = []
     reading: Literal["auto", "probabilities", "text"] = "auto"
-    style: Literal["words", "letters"] = "words"
+    style: Literal["auto", "words", "letters"] = "auto"
     reasoning: bool = False
     samples: int = 1
     orders: int = 4

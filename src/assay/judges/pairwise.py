@@ -35,7 +35,7 @@ class PairwiseJudge(PointwiseJudge):
         *,
         shows: Sequence[str] = ("task_input", "output_a", "output_b"),
         reading: str = "auto",
-        style: str = "words",
+        style: str = "auto",
         reasoning: bool = False,
         samples: int = 1,
         model: str | None = None,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from assay.errors import ConfigError
-from assay.judges.base import Judge, Reading
+from assay.judges.base import Judge, Reading, attempt
 from assay.judges.calibration import Calibration
 from assay.judges.labels import Item
 from assay.rubrics import NoGrade
@@ -58,17 +58,21 @@ class Jury(Judge):
     def read(self, given: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
         votes, reasons = [], []
         for member, weight in zip(self.members, self.weights or [1.0] * len(self.members), strict=True):
-            try:
-                votes.append((member(**{name: given[name] for name in member.shows}), weight))
-            except Exception as error:
-                reasons.append(f"{type(error).__name__}: {error}")
+            found, reason = attempt(member, given)
+            if found is None:
+                reasons.append(reason)
+            else:
+                votes.append((found, weight))
         if len(votes) * 2 < len(self.members) or not sum(weight for _, weight in votes) > 0:
             raise NoGrade(f"{len(votes)} of {len(self.members)} members of the jury gave a verdict: {reasons[0] if reasons else 'their weight is 0'}")
         total = math.fsum(weight for _, weight in votes)
         shares = {label: math.fsum(w for found, w in votes if found.verdict == label) / total for label in self.labels}
         beliefs = [(found.probabilities or {label: float(label == found.verdict) for label in self.labels}, w) for found, w in votes]
         means = {label: math.fsum(p[label] * w for p, w in beliefs) / total for label in self.labels}
-        return {**(means if self.how == "mean" else shares), "verdict": self._decided(shares, means)}, None
+        whole = {**(means if self.how == "mean" else shares), "verdict": self._decided(shares, means)}
+        if all(found.get("orders") for found, _ in votes):  # judges of pairs: what each place got
+            whole["orders"] = [max(self.labels, key=lambda label: sum(w for found, w in votes if found.orders[at] == label)) for at in (0, 1)]
+        return whole, None
 
     def _decided(self, shares: Mapping[str, float], means: Mapping[str, float]) -> str:
         if self.how == "median":
@@ -115,17 +119,10 @@ class Cascade(Judge):
         return {"first": _named(self.first), "second": _named(self.second), "least": self.least, "calibration": calibration}
 
     def read(self, given: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
-        found = self._asked(self.first, given)
+        found, _ = attempt(self.first, given)
         if found is None or found.confidence is None or found.confidence < self.least:
             found = self.second(**{name: given[name] for name in self.second.shows})
-        return (None, found.verdict) if found.probabilities is None else (found.probabilities, None)
-
-    @staticmethod
-    def _asked(judge: Judge, given: Mapping[str, Any]) -> Any:
-        try:
-            return judge(**{name: given[name] for name in judge.shows})
-        except NoGrade:
-            return None
+        return (None, found.verdict) if found.probabilities is None else ({**found.probabilities, "orders": found.get("orders")}, None)
 
 
 def reliability_weights(verdicts: Sequence[Sequence[str | None]], items: Sequence[Item], labels: int) -> list[float]:

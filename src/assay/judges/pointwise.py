@@ -10,7 +10,7 @@ from dspy.utils.exceptions import AdapterParseError
 from assay.errors import ConfigError
 from assay.judges.base import Judge, Reading
 from assay.judges.calibration import Calibration
-from assay.judges.reading import GUARD, READINGS, STYLES, VerdictAdapter, fence, reads_probabilities
+from assay.judges.reading import GUARD, READINGS, STYLES, VerdictAdapter, fence, fenced, meanings, reads_probabilities, tell_apart
 from assay.rubrics import JudgeSpec, NoGrade
 
 __all__ = ["PointwiseJudge"]
@@ -24,9 +24,11 @@ class PointwiseJudge(Judge):
     Args:
         shows: by default `task_input` and `output`; any fields of one's own.
         reading: `probabilities` (of the next token), `text`, or `auto`: probabilities where the engine gives them.
-        style: whether the scale's `words` or `letters` stand for the verdict when probabilities are read.
+        style: whether the scale's `words` or `letters` stand for the verdict when probabilities are read; `auto`: letters where the
+            first token of a word cannot tell it from another (1 and 10, very poor and very good).
         reasoning: whether the judge reasons in words before its verdict.
-        samples: verdicts asked for each text reading; their shares are the probabilities (self-consistency).
+        samples: verdicts asked for each text reading; their shares are the probabilities (self-consistency). Those that are off
+            the scale do not count; under half of them, nothing is said.
     """
 
     def __init__(
@@ -35,22 +37,27 @@ class PointwiseJudge(Judge):
         *,
         shows: Sequence[str] = ("task_input", "output"),
         reading: str = "auto",
-        style: str = "words",
+        style: str = "auto",
         reasoning: bool = False,
         samples: int = 1,
         model: str | None = None,
         calibration: Calibration | Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(spec, shows=shows, model=model, calibration=calibration)
-        self.reading, self.style, self.reasoning, self.samples = reading, style, reasoning, samples
+        self.reading, self.reasoning, self.samples = reading, reasoning, samples
         for name, value, known in (("reading", reading, READINGS), ("style", style, STYLES)):
             if value not in known:
                 raise ConfigError(f"{name}={value!r} must be one of {', '.join(known)}")
+        if style == "words" and not tell_apart(self.labels):
+            raise ConfigError(f"style='words': the first token cannot tell {list(self.labels)} apart; use style='letters'")
+        self.style = style if style != "auto" else "words" if tell_apart(self.labels) else "letters"
         if samples < 1:
             raise ConfigError(f"samples={samples!r} must be at least 1")
+        if samples > 1 and reading == "probabilities":
+            raise ConfigError(f"samples={samples} are of written verdicts, and reading='probabilities' asks for none; use reading='text' or 'auto'")
         given: dict[str, Any] = {name: (str, dspy.InputField()) for name in self.shows}
         verdict: dict[str, Any] = {"verdict": (Literal[self.spec.scale], dspy.OutputField())}
-        question = f"{self.spec.text} {self._meanings()}{GUARD}"
+        question = f"{self.spec.text} {meanings(self.spec)}{GUARD}"
         if reasoning:
             self.think = dspy.Predict(dspy.Signature({**given, "reasoning": (str, dspy.OutputField(desc="two sentences"))}, question))
             given["reasoning"] = (str, dspy.InputField())
@@ -59,9 +66,6 @@ class PointwiseJudge(Judge):
     @property
     def config(self) -> dict[str, Any]:
         return {**super().config, "reading": self.reading, "style": self.style, "reasoning": self.reasoning, "samples": self.samples}
-
-    def _meanings(self) -> str:
-        return "".join(f"{word!r} means: {meaning} " for word, meaning in self.spec.anchors.items())
 
     def read(self, given: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
         shown = {name: fence(given[name]) for name in self.shows if given[name] not in (None, "")}
@@ -72,15 +76,15 @@ class PointwiseJudge(Judge):
             raise ConfigError("no language model is set: use dspy.configure(lm=assay.get_lm(NAME)), or give the judge a model")
         if self.reasoning:
             with dspy.context(adapter=dspy.JSONAdapter()):
-                shown["reasoning"] = self.think(**shown).reasoning
+                shown["reasoning"] = fence(self.think(**shown, demos=_fenced(self.think)).reasoning)
         if reads_probabilities(lm, self.reading):
             with dspy.context(adapter=VerdictAdapter(self._keys())):
-                found = self.decide(**shown)
+                found = self.decide(**shown, demos=_fenced(self.decide))
             return {**found.probabilities, "tokens": found.tokens}, None
         votes = self._written(shown)
         if self.samples == 1:
             return None, next(iter(votes))
-        return {label: votes[label] / self.samples for label in self.labels}, None
+        return {label: votes[label] / votes.total() for label in self.labels}, None
 
     def _keys(self) -> dict[str, str]:
         if self.style == "words":
@@ -88,18 +92,31 @@ class PointwiseJudge(Judge):
         return {label: chr(ord("A") + index) for index, label in enumerate(self.labels)}
 
     def _written(self, shown: Mapping[str, str]) -> Counter[str]:
-        votes: Counter[str] = Counter()
+        votes, reasons = Counter[str](), list[NoGrade]()
         for sample in range(self.samples):
             changed = {"lm": dspy.settings.lm.copy(temperature=_HEAT, rollout_id=sample + 1)} if self.samples > 1 else {}
-            votes[self._ask(shown, changed)] += 1
+            try:
+                votes[self._ask(shown, changed)] += 1
+            except NoGrade as error:
+                reasons.append(error)
+        if 2 * votes.total() < self.samples:
+            raise reasons[0]
         return votes
 
     def _ask(self, shown: Mapping[str, str], changed: Mapping[str, Any]) -> str:
         try:
             with dspy.context(adapter=dspy.JSONAdapter(), **changed):
-                verdict = self.decide(**shown).verdict
+                verdict = self.decide(**shown, demos=_fenced(self.decide)).verdict
         except AdapterParseError as error:
             raise NoGrade(f"the judge answered {error.lm_response[:200]!r}, not one of {list(self.labels)}") from error
         if verdict not in self.labels:
             raise NoGrade(f"the judge answered {verdict!r}, not one of {list(self.labels)}")
         return str(verdict)
+
+
+def _fenced(predictor: dspy.Predict) -> list[dict[str, Any]]:
+    """A predictor's demonstrations, what they show fenced like what is judged: teleprompters make them of raw examples."""
+    names = set(predictor.signature.input_fields)
+    return [
+        {key: fenced(value) if key in names and value not in (None, "") else value for key, value in dict(demo).items()} for demo in predictor.demos
+    ]

@@ -14,17 +14,17 @@ import numpy as np
 
 from assay.datasets import Task
 from assay.errors import BudgetExceeded, ConfigError, ModelError
-from assay.judges import Cascade, Judge, Jury, PairwiseJudge, PointwiseJudge, reliability_weights
+from assay.judges import Cascade, Judge, Jury, PointwiseJudge, reliability_weights
 from assay.judges.agreement import MEASURES, Agreement, Answers, agreement, ceiling, kappas, measure_gain, objective_of, oriented
 from assay.judges.calibration import METHODS, Calibration, expected_step, fit
 from assay.judges.labels import Item, LabelSplits
 from assay.judges.panel import RULES
-from assay.judges.reading import fence
+from assay.judges.reading import STYLES, fence, tell_apart
 from assay.models import spending
 from assay.optimizers.session import Session, Student
 from assay.optimizers.teleprompters import OPTIMIZERS, Proposal, check_optimizer, propose
 from assay.programs import program_version
-from assay.rubrics import Criterion, Grade, Rubric
+from assay.rubrics import Criterion, Grade, NoGrade, Rubric
 from assay.rubrics.criteria import JudgeSpec
 from assay.traces import Rollout
 
@@ -33,6 +33,7 @@ __all__ = ["JudgeConfig", "JudgeOutcome", "Judged", "agreement_rubric", "compile
 _CUTS = 25  # places tried for each cut of an ordered scale
 _LEASTS = (0.5, 0.6, 0.7, 0.8, 0.9)  # confidences of the first judge of a cascade, the cheapest first
 _SLACK = 0.005  # how much better a costlier candidate must be on val
+_LOST = 0.02  # share of the items on which one judge may give fewer verdicts than another that it is held against
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +136,8 @@ def judge_items(judge: Judge, items: Sequence[Item], session: Session, *, name: 
         rollout.group_id = rollout.task_id
         with session.context(), session.recorder.rollout(rollout), spending() as prices:
             try:
+                if missing := [name for name in judge.shows if name.startswith("output") and name not in item.shown]:
+                    raise NoGrade(f"the judge sees {list(judge.shows)}, and the item has no {', '.join(missing)}")
                 found = judge(**{name: item.shown.get(name, "") for name in judge.shows})
             except Exception as error:  # a verdict that fails is no verdict; the reason is kept
                 rollout.status, rollout.error = "error", f"{type(error).__name__}: {error}"
@@ -224,7 +227,10 @@ def _decide(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> Non
     with session.phase("gate"):
         before, after = _both(outcome, splits.gate, session, "gate")
     outcome.gate = measure_gain(outcome.objective, before.answers, after.answers, splits.gate, outcome.baseline.spec)
-    outcome.replaces = outcome.gate["low"] is not None and outcome.gate["low"] > 0
+    lost = (after.unscored - before.unscored) / len(splits.gate)
+    if lost > _LOST:
+        outcome.notes.append(f"on gate it gives no verdict on {lost:.0%} more of the items than its parent: it does not replace it")
+    outcome.replaces = outcome.gate["low"] is not None and outcome.gate["low"] > 0 and lost <= _LOST
 
 
 def _report(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> None:
@@ -276,11 +282,14 @@ class _Search:
             self._try(self.config.optimizer, self._proposed(self.config.optimizer))
 
     def best(self) -> _Candidate:
-        """The candidate that agrees best on val; of those within half a hundredth the one that came first."""
+        """The candidate that agrees best on val; of those within half a hundredth the one that came first. A judge that says
+        nothing of what is hard agrees well on the rest: those that give fewer verdicts than others do not compete."""
         if not self.candidates:
             return _Candidate("as it is", self.judge)
-        top = max(c.score for c in self.candidates)
-        return next(c for c in self.candidates if c.score >= top - _SLACK)
+        fewest = min(c.unscored for c in self.candidates)
+        open_ = [c for c in self.candidates if c.unscored - fewest <= _LOST * len(self.splits.val)]
+        top = max(c.score for c in open_)
+        return next(c for c in open_ if c.score >= top - _SLACK)
 
     def _forms(self) -> list[tuple[str, Judge]]:
         """Other ways to put the same question: letters for words, and demonstrations from people's labels; other votes of a
@@ -288,13 +297,13 @@ class _Search:
         if isinstance(self.judge, Jury):
             return self._votes(self.judge)
         if isinstance(self.judge, Cascade):
-            kept = self.judge.config
-            return [(f"second judge under {least:g}", Cascade(**{**kept, "least": least})) for least in _LEASTS if least != self.judge.least]
+            first, second = self.judge.first, self.judge.second
+            return [(f"second judge under {least:g}", Cascade(first, second, least=least)) for least in _LEASTS if least != self.judge.least]
         if not isinstance(self.judge, PointwiseJudge):
             return []
         shown = self._demonstrations()
         forms: list[tuple[str, Judge]] = []
-        for style in ("words", "letters"):
+        for style in STYLES[1:] if tell_apart(self.judge.labels) else STYLES[2:]:
             for demos in ([], shown):
                 judge = self._variant(style, demos)
                 if demos or style != self.judge.style:
@@ -371,7 +380,7 @@ class _Search:
 
 def _cuttable(judge: Judge) -> bool:
     """Whether cuts can lie between the words: a pair's verdict is taken from both orders instead."""
-    return len(judge.spec.scale) > 2 and judge.spec.kind != "nominal" and not isinstance(judge, PairwiseJudge)
+    return len(judge.spec.scale) > 2 and judge.spec.kind != "nominal" and not judge.compares
 
 
 def _fitted(method: str, cuts: bool, pairs: Sequence[tuple[Judged, Sequence[Item]]], judge: Judge, objective: str, seed: int) -> Calibration | None:

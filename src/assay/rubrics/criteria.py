@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -90,7 +91,7 @@ class JudgeSpec:
             raise RubricError("a judge's text must say what to judge")
         if self.kind not in SCALE_KINDS:
             raise RubricError(f"judge kind={self.kind!r} must be one of {', '.join(SCALE_KINDS)}")
-        if self.kind == "numeric" and self.steps != sorted(set(self.steps)):
+        if self.kind == "numeric" and (self.steps != sorted(set(self.steps)) or not all(map(math.isfinite, self.steps))):
             raise RubricError(f"a numeric judge scale must be rising numbers, found {list(self.scale)!r}")
         if self.grades and (set(self.grades) != set(self.scale) or not all(0 <= grade <= 1 for grade in self.grades.values())):
             raise RubricError(f"judge grades {dict(self.grades)!r} must give each word of {list(self.scale)!r} a number between 0 and 1")

@@ -3,7 +3,7 @@
 import difflib
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,12 +13,17 @@ from assay.rubrics.rubric import Rubric
 __all__ = ["Finding", "lint_rubric"]
 
 _ALIKE = 0.8  # of two questions' words, above which they are called the same
-_JOINED = re.compile(r"\b(and|as well as)\b|;|\?.*\?", re.IGNORECASE)
-_ONE_THING = re.compile(r"\b(between|both) [\w ]+? and\b|\band/or\b|\bpros and cons\b|\bquestion and answer\b", re.IGNORECASE)
+_JOINED = re.compile(r"\b(and|or|as well as)\b|;|\?.*\?|\w, \w[\w-]*, \w", re.IGNORECASE)
+_ONE_THING = re.compile(
+    r"\b(between|both) [\w ]+? and\b|\band/or\b|\bpros and cons\b|\bquestion and answer\b"
+    r"|\b(one|two|more|less|whether) or (more|less|not|two|three)\b|\bor (not|no|false|none|wrong|otherwise)\b",
+    re.IGNORECASE,
+)
 _UNSEEN = {
-    "the calls of tools": r"\btools?\b|\bfunction calls?\b|\bAPI calls?\b",
+    "the calls of tools": r"\btools?\b|\b(function|API) calls?\b|\b(us(es?|ed|ing)|calls?|called) (the |a )?(calculator|search|interpreter|API)\b",
     "the steps or the reasoning before the answer": r"\b(previous|earlier|intermediate) (steps?|turns?|messages?)\b|\bchain of thought\b",
-    "a reference answer": r"\b(reference|gold|golden|expected|ground[- ]truth|correct) (answer|solution|output|response)\b",
+    "a reference answer": r"\b(reference|gold|golden|expected|ground[- ]truth|correct) (answer|solution|output|response|label)\b"
+    r"|\b(the|a) (reference|gold)\b",
     "sources or a context": r"\b(source|retrieved|provided) (documents?|texts?|passages?|context)\b|\bcitations? (is|are) (real|correct)\b",
     "how long it took or what it cost": r"\b(latency|response time|cost|tokens used)\b",
     "other outputs": r"\bcompared (to|with) (the )?other\b|\bbetter than (the )?other\b|\bthe best of\b",
@@ -37,16 +42,18 @@ class Finding:
         return asdict(self)
 
 
-def lint_rubric(rubric: Rubric) -> list[Finding]:
+def lint_rubric(rubric: Rubric, *, used: Callable[[str], str] | None = None) -> list[Finding]:
     """Criteria that ask two things at once, that ask about what a judge is not shown, that are there twice, or that count
-    for nothing. Findings are likely, not certain: they are patterns of words."""
-    judged = [c for c in rubric.criteria if c.judge is not None and c.judge.text]
-    return [*(f for c in judged for f in _of_question(c)), *_duplicates(rubric), *_weights(rubric)]
+    for nothing. Findings are likely, not certain: they are patterns of words.
+
+    Args:
+        used: gives the question of a judge that a criterion uses from elsewhere; without it those are not looked at.
+    """
+    judged = [(c, c.judge.text or (used(c.judge.use) if used else "")) for c in rubric.criteria if c.judge is not None]
+    return [*(f for c, text in judged if text for f in _of_question(c, text)), *_duplicates(rubric), *_weights(rubric)]
 
 
-def _of_question(c: Criterion) -> Iterator[Finding]:
-    assert c.judge is not None
-    text = c.judge.text
+def _of_question(c: Criterion, text: str) -> Iterator[Finding]:
     if found := _JOINED.search(_ONE_THING.sub("", text)):
         what = "asks more than one question" if "?" in found[0] else f"joins two things by {found[0]!r}"
         yield Finding(c.name, "compound", f"{what}: a judge that agrees with one half has no verdict to give; make two criteria of it")
