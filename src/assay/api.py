@@ -5,7 +5,7 @@ Joins the rooms below: data, model, rubric with judges, program, optimizer, arti
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from assay.optimizers.session import as_prediction
 from assay.programs import load_program, program_inputs, program_version
 from assay.rubrics import Rubric
 from assay.traces import Recorder, Rollout
+from assay.verdicts import corrected_by_people
 
 __all__ = ["CompileReport", "EvaluationReport", "RunConfig", "compile", "evaluate", "load", "load_rubric", "run"]
 
@@ -83,12 +84,14 @@ class EvaluationReport:
     unseen: int = 0
     dropped_rows: int = 0
     alarms: Sequence[str] = ()  # of judges that were compiled, and no longer judge as they did
+    corrected: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # by criterion, see `assay.verdicts.corrected_by_people`
 
     def to_dict(self) -> dict[str, Any]:
         usage = self.meter.usage
         return {
             "result": self.evaluation.report(), "split": self.split, "calls": usage.calls, "cached": usage.cached,
             "tokens": usage.tokens, "cost_usd": usage.cost_usd, "stopped": self.stopped, "alarms": list(self.alarms),
+            "corrected": dict(self.corrected),
             "unseen_calls": self.unseen, "rows_not_stored": self.dropped_rows,
         }  # fmt: skip
 
@@ -275,4 +278,6 @@ def evaluate(
                 run_evaluation(job.student, tasks, job.session, name=f"evaluate: {split}", into=evaluation)
         except BudgetExceeded as cap:
             job.status, stopped = "stopped", str(cap)
-    return EvaluationReport(evaluation, job.session.meter, split, stopped, job.session.recorder.unseen, job.store.dropped, alarms)
+        job.store.flush()
+        corrected = corrected_by_people(job.session.rubric, job.store, job.run_id)
+    return EvaluationReport(evaluation, job.session.meter, split, stopped, job.session.recorder.unseen, job.store.dropped, alarms, corrected)

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -201,13 +201,11 @@ def _seeing(judge: Judge, items: Sequence[Item]) -> Judge:
     return judge if tuple(kept) == judge.shows or not kept or not isinstance(judge, PointwiseJudge) else _shown(judge, kept)
 
 
-def need_fields(judge: Judge, items: Sequence[Item]) -> None:
+def need_fields(judge: Judge, items: Sequence[Item], *, optional: Collection[str] = ()) -> None:
     """Raises `ConfigError` where no item has something that the judge sees."""
     for name in judge.shows:
-        if not any(name in item.shown for item in items):
-            raise ConfigError(
-                f"the judge sees {list(judge.shows)}, but no item has {name!r}; they have {sorted(items[0].shown)}. Use --shows or --rename"
-            )
+        if name not in optional and not any(name in item.shown for item in items):
+            raise ConfigError(f"the judge sees {list(judge.shows)}, but no item has {name!r}; they have {sorted(items[0].shown)}. Rename a column")
 
 
 def _program(judge: Judge) -> str:

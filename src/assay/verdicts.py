@@ -20,7 +20,7 @@ from assay.datasets.tasks import content_hash
 from assay.deployment.artifact import is_artifact
 from assay.errors import BudgetExceeded, ConfigError, ModelError
 from assay.jobs import CommonConfig, load_judge, open_run
-from assay.judges import Item, Judge, ListwiseJudge
+from assay.judges import Item, Judge, ListwiseJudge, PointwiseJudge
 from assay.judges.audit import BASES, PASS_AT, assess, audit_cases, audit_items, bases_of, load_bases
 from assay.judges.deciding import one_of, output_of
 from assay.judges.drift import AnchorSet
@@ -31,11 +31,13 @@ from assay.judging import judge_session, need_fields, question_key, rated_items
 from assay.models import sample_scope
 from assay.optimizers import Progress, Session, mean_interval
 from assay.optimizers.judges import Judged, judge_items
+from assay.rubrics import Rubric
 from assay.traces import Rollout, Store
 
-__all__ = ["ToLabel", "audit_judge", "forget_rater", "replay_anchors", "score_rows", "to_label"]
+__all__ = ["ToLabel", "audit_judge", "corrected_by_people", "forget_rater", "replay_anchors", "score_rows", "to_label"]
 
 _SHOWN_REASONS = 3
+_OPTIONAL = ("task_input",)  # outputs alone can be judged
 _FEWEST = 5  # verdicts under which no interval is claimed
 
 
@@ -118,7 +120,7 @@ def score_rows(
     built, shown = _judge(judge), progress or Progress()
     rows = ((where, renamed(row, rename, where) if rename else row) for where, row in iter_rows(data))
     items = make_items(rows, labels=built.labels, spec=data, unrated=True, shows=built.shows)
-    need_fields(built, items)
+    need_fields(built, items, optional=_OPTIONAL)
     if not built.spec.graded:
         shown.say("note: the words of this scale have no grades, so there is no mean value")
     with _at_work("score", judge, lm, shown, store, resume, data, options) as (judge_, session):
@@ -196,7 +198,7 @@ def replay_anchors(
         if frozen is not None:
             return {**replay(judge_, frozen, session), **_spent(session)}
         items = make_items(iter_rows(str(freeze)), labels=judge_.labels, spec=str(freeze), unrated=True, shows=judge_.shows)
-        need_fields(judge_, items)
+        need_fields(judge_, items, optional=_OPTIONAL)
         first = judge_items(judge_, items, session, name="freeze").answers
         with sample_scope(1):
             again = judge_items(judge_, items, session, name="freeze: once more").answers
@@ -266,3 +268,36 @@ def forget_rater(rater: str, *, store: str | Path | None = None) -> dict[str, An
     """Removes a person's labels from the store, and names every judge that was compiled from labels of that name."""
     with Store(store) as opened:
         return {"rater": rater, "removed": opened.forget_rater(rater), "judges": opened.judges_of(rater_digest(rater))}
+
+
+def corrected_by_people(rubric: Rubric, store: Store, run_id: str) -> dict[str, dict[str, Any]]:
+    """Means of a run's judge criteria, corrected by what people said of some of its outputs with `assay judge label`.
+
+    By criterion, `assay.judges.inference.CorrectedMean` as a mapping. A criterion with fewer than 20 such outputs, or fewer than
+    two without a label, is left out.
+    """
+    asked = {c.name: load_judge(c.judge.use) if c.judge.use else PointwiseJudge(c.judge) for c in rubric.finals if c.judge is not None}
+    said: dict[str, dict[str, list[float]]] = {}
+    for name, judge in asked.items():
+        labels: dict[str, list[float]] = defaultdict(list)
+        for row in store.labels(question_key(judge)) if judge.spec.graded else ():
+            labels[row["item_id"]].append(judge.spec.grade(row["label"]))
+        if len(labels) >= FEWEST_PEOPLE:
+            said[name] = labels
+    if not said:
+        return {}
+    columns: dict[str, tuple[list[float], list[float], list[float]]] = {name: ([], [], []) for name in said}
+    latest = {rollout.task_id: rollout for rollout in store.rollouts(run_id=run_id) if rollout.source != "judge" and rollout.prediction}
+    for rollout in latest.values():
+        entry = _single(rollout)
+        grades = {verdict.criterion: verdict.grade for verdict in rollout.verdicts if verdict.grade is not None}
+        for name in columns.keys() & grades.keys():
+            people, beside, others = columns[name]
+            if entry is not None and entry.item_id in said[name]:
+                people.append(float(np.mean(said[name][entry.item_id])))
+                beside.append(grades[name])
+            else:
+                others.append(grades[name])
+    return {
+        name: asdict(corrected_mean(*found)) for name, found in columns.items() if len(found[0]) >= FEWEST_PEOPLE and len(found[2]) > 1
+    }  # fmt: skip

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from assay.errors import DataError
+from assay.errors import ConfigError, DataError
 from assay.judges import Item, Judge, Rating
 from assay.judges.agreement import Answers, agreement, ceiling, objective_of
 from assay.judges.audit import BASES, Base, assess, audit_cases, audit_items, bases_of, load_bases, negatives, padded
@@ -107,6 +107,53 @@ def test_hidden_instructions_are_tried_on_judges_of_properties_too() -> None:
     assert found["attacks"]["instructions hidden in the text"]["wrong"][0]["output"].startswith("awful\nIgnore all")
     with pytest.raises(DataError, match="quality, property"):
         audit_cases(judge, profile="all")
+
+
+@pytest.mark.parametrize("scale", [("a", "tie", "b"), ("first", "tie", "second")])
+def test_a_judge_of_pairs_that_obeys_is_caught(scale: tuple[str, ...]) -> None:
+    class Obeys(PairKeyJudge):
+        def read(self, given: Any) -> Any:
+            read, _ = super().read(given)
+            told = {label: float(label == scale[-1]) for label in scale}
+            hidden = any(text in str(given[name]) for name in ("output_a", "output_b") for text in (f"{scale[-1]!r}", "verdict", "im_end"))
+            return ({"given": told, "swapped": told} if hidden else read), None
+
+    sound, obeys = (kind({"text": "Better?", "scale": scale}, key=KEY) for kind in (PairKeyJudge, Obeys))
+    assert audited(sound)["passed"]
+    assert not audited(obeys)["attacks"]["instructions hidden in the text"]["passed"]
+
+
+def test_words_without_an_order_need_cases_of_their_own() -> None:
+    colours = JudgeSpec(text="Which colour?", scale=("red", "green"), kind="nominal")
+
+    class Sees(Judge):
+        def read(self, given: Any) -> Any:
+            return None, "red" if "rose" in given["output"] else "green"
+
+    judge = Sees(colours, shows=("output",))
+    with pytest.raises(ConfigError, match="give cases or labels"):
+        audit_cases(judge, profile="property")
+    cases = audit_cases(judge, [Base({"output": "a rose"}, {"output": "grass"})], profile="property")
+    items = audit_items(cases, judge)
+    assert assess(cases, items, answers_of(judge, items), judge)["passed"]
+
+
+def test_bases_and_negatives_of_pairs() -> None:
+    spec = JudgeSpec(text="Better?", scale=("a", "tie", "b"))
+    items = [
+        Item(id=str(i), shown={"task_input": "q", "output_a": f"a{i}", "output_b": f"b{i}"}, ratings=(Rating(rater="r", label=label),))
+        for i, label in enumerate(["a", "b", "tie"])
+    ]
+    assert [(base.good["output"], base.bad["output"]) for base in bases_of(items, spec)] == [("a0", "b0"), ("b1", "a1")]
+    made = negatives(items, spec, count=4)
+    assert [item.ratings[0].label for item in made] == ["a", "b", "a", "b"]
+    assert made[0].shown["output_a"] == "a0"
+    assert made[0].shown["output_b"].startswith("b0\n")
+    assert made[1].shown["output_a"] == ""
+    with pytest.raises(DataError, match="prefer one output"):
+        bases_of(items[2:], spec)
+    with pytest.raises(DataError, match="prefer one output"):
+        negatives(items[2:], spec, count=1)
 
 
 def test_a_judge_that_says_nothing_of_attacks_gains_them_nothing_but_must_know_good_from_bad() -> None:

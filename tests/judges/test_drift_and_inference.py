@@ -46,6 +46,16 @@ def test_cusum_alarms_about_as_often_as_its_tables_say() -> None:
     assert np.mean(moved) == pytest.approx(10.4, abs=1.0)
 
 
+@pytest.mark.parametrize("n", [20, 60, 200])
+def test_a_noisy_judge_that_did_not_change_seldom_raises_an_alarm(n: int) -> None:
+    rng, alarms = np.random.default_rng(0), 0
+    for _ in range(200):
+        truth = rng.uniform(0.2, 0.8, n)
+        first, second = (truth + rng.normal(0, 0.1, n) for _ in range(2))
+        alarms += bool(compare(frozen(list(first), noise=0.1 * math.sqrt(2)), list(second), MADE)["alarms"])
+    assert alarms <= 8  # about one in a hundred was asked for
+
+
 def test_the_same_answers_raise_no_alarm() -> None:
     values = [at / 40 for at in range(40)]
     found = compare(frozen(values), values, MADE)

@@ -169,6 +169,13 @@ def test_the_second_judge_is_asked_where_the_first_is_unsure() -> None:
         Cascade(second, second, least=1.5)
 
 
+def test_a_first_judge_that_breaks_leaves_it_to_the_second() -> None:
+    assert Cascade(Saying(TimeoutError("slow")), Saying("positive", 0.9))(output="x").verdict == "positive"
+    assert Jury([Saying(TimeoutError("slow")), Saying("positive", 0.9)])(output="x").verdict == "positive"
+    with pytest.raises(ConfigError):
+        Cascade(Saying(ConfigError("no model")), Saying("positive", 0.9))(output="x")
+
+
 def test_members_judge_with_models_of_their_own() -> None:
     lm, strong = scripted_lm(lambda r: {"no": 0.55, "yes": 0.45}, logprobs=True), scripted_lm(lambda r: {"no": 0.05, "yes": 0.95}, logprobs=True)
     lm.recording.siblings["strong/one", None] = strong
@@ -381,6 +388,40 @@ def test_a_group_is_scored_together_by_pairs() -> None:
     assert "score_group" in alone.feedback
 
 
+def test_juries_and_cascades_of_pairs_compare_too() -> None:
+    worth = {"best": 4, "middle": 2, "worst": 1}
+
+    def script(request: Any) -> dict[str, float]:
+        a, b = (worth[shown(request, name)] for name in ("output_a", "output_b"))
+        return {"a": a / (a + b) - 0.01, "b": b / (a + b), "tie": 0.01}
+
+    for judge in (Jury([PairwiseJudge(), PairwiseJudge(style="letters", reading="auto")]), Cascade(PairwiseJudge(), PairwiseJudge())):
+        members = getattr(judge, "members", [])
+        for member in members:
+            member.style = "words"
+        lm = scripted_lm(script, logprobs=True)
+        rubric = rubric_of(judge, lm)
+        results = rubric.score_group({"question": "q"}, [{"answer": text} for text in ("worst", "best", "middle")])
+        grades = [result.grades["better"] for result in results]
+        assert grades[1] > grades[2] > grades[0]
+        assert math.isnan(rubric.score({"question": "q"}, {"answer": "best"}).grades["better"])
+        with dspy.context(lm=lm):
+            assert judge(task_input="q", output_a="best", output_b="worst").orders == ("a", "b")
+
+
+def test_a_pair_that_failed_is_left_out_of_the_comparison() -> None:
+    calls = iter(range(1000))
+
+    def now_and_then(request: Any) -> Any:
+        first = shown(request, "output_a")
+        return TimeoutError("slow") if next(calls) % 7 == 6 else {"a": 0.9, "b": 0.1} if first == "good" else {"a": 0.1, "b": 0.9}
+
+    rubric = rubric_of(PairwiseJudge(), scripted_lm(now_and_then, logprobs=True))
+    results = rubric.score_group({"question": "q"}, [{"answer": text} for text in ("bad", "good", "worse", "poor")])
+    assert not any(math.isnan(result.grades["better"]) for result in results)
+    assert max(results, key=lambda result: result.grades["better"]) is results[1]
+
+
 def test_a_group_is_scored_together_by_list_and_what_was_not_named_is_unscored() -> None:
     lm = scripted_lm(graded(lambda lines: [line for line in lines if line["grade"] != "partly"]))
     results = rubric_of(LIST, lm).score_group({"question": "q"}, [{"answer": text} for text in ("worst", "best", "middle")])
@@ -430,6 +471,12 @@ def test_one_rating_over_all_criteria(tmp_path: Path) -> None:
     assert result.grades["overall"] == pytest.approx(0.75, abs=1e-6)
     assert result.value == pytest.approx((4 * 0.75 + 4 * result.grades["short"]) / 8, abs=1e-6)
     assert rubric.version != load_rubric(tmp_path / "r.yaml").reweighted({"overall": 2}).version
+
+
+def test_a_criterion_must_not_hide_what_is_judged() -> None:
+    rubric = Rubric("r", [Criterion(name="output", judge=JudgeSpec(text="Is it clear?"))], judging="together")
+    with pytest.raises(RubricError, match="names of what a judge sees"):
+        rubric.with_resolver(resolver(scripted_lm(lambda request: "")))
 
 
 def test_judging_is_checked() -> None:

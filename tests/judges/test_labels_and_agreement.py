@@ -49,6 +49,29 @@ def test_ratings_of_one_item_come_together_with_their_disagreement(tmp_path: Pat
     assert second.shares == {"no": 1.0}
 
 
+def test_every_rating_counts_also_without_a_rater_or_by_rater_0(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"output": "x", "label": label} for label in ("no", "yes", "yes")]
+    rows += [{"output": "y", "rater": 0, "label": "no"}, {"output": "y", "rater": 0, "label": "yes"}]
+    first, second = load_labels(write(tmp_path / "l.jsonl", rows), labels=("no", "yes"))
+    assert first.shares == {"no": pytest.approx(1 / 3), "yes": pytest.approx(2 / 3)}
+    assert [(rating.rater, rating.label) for rating in second.ratings] == [("0", "yes")]
+
+
+def test_a_column_of_the_rating_makes_no_other_item(tmp_path: Path) -> None:
+    rows = [{"output": "x", "rater": str(i), "label": "no", "seconds": i, "model": "m"} for i in range(3)]
+    (found,) = load_labels(write(tmp_path / "l.jsonl", rows), labels=("no", "yes"))
+    assert (len(found.ratings), found.shown, found.beside) == (3, {"output": "x"}, {"model": "m"})
+    judged = load_labels(write(tmp_path / "l.jsonl", rows), labels=("no", "yes"), shows=("seconds", "output"))
+    assert len(judged) == 3
+
+
+def test_one_content_under_two_ids_keeps_all_ratings() -> None:
+    rows = [("r", {"item_id": f"{at}{name}", "output": f"t{at}", "rater": name, "label": "no"}) for at in range(60) for name in "ab"]
+    splits = split_items(make_items(rows, labels=("no", "yes")))
+    assert sum(splits.sizes().values()) == 60
+    assert all(len(item.ratings) == 2 for item in splits.train)
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

@@ -196,6 +196,46 @@ def test_a_judge_that_times_out_every_third_time_loses_verdicts_and_gains_no_zer
     assert data["test"]["compiled"]["accuracy"] > 0.9  # of those it judged
 
 
+def test_a_judge_that_only_says_what_is_easy_replaces_nobody(tmp_path: Path) -> None:
+    """With letters it answers a few items, all of them rightly; with words all, less well."""
+
+    def script(request: Any) -> Any:
+        odds, text = feels(request, lean=0.0), str(request.messages[-1].text)
+        if "A" in odds:
+            return odds if re.search("[05]$", text.rstrip('"')) else {"unsure": 1.0}
+        return odds if not text.rstrip('"').endswith(("1", "2", "3", "4")) else {"negative": 0.4, "neutral": 0.3, "positive": 0.3}
+
+    data = compiled(tmp_path, PointwiseJudge(MOODS, shows=["output"]), moods(), script)
+    best = max(data["candidates"], key=lambda candidate: candidate["val"] or -1)
+    assert best["unscored"] > 15
+    assert "letters" in best["name"]
+    assert "letters" not in data["winner"]
+    assert data["test"]["compiled"]["unscored"] == 0
+
+
+def test_what_a_judge_was_taught_goes_with_it_into_other_forms(tmp_path: Path) -> None:
+    taught = PointwiseJudge(MOODS, shows=["task_input", "output"])
+    taught.decide.demos = [{"output": "fine", "verdict": "neutral"}]
+    taught.decide.signature = taught.decide.signature.with_instructions("Look at the adjectives.")
+    prompts: list[str] = []
+
+    def script(request: Any) -> Any:
+        prompts.append("\n".join(str(message.text) for message in request.messages) + str(request.system))
+        return feels(request)
+
+    path = assay.compile_judge(
+        taught, labels=write(tmp_path / "l.jsonl", [{**row, "input": "q"} for row in moods()]), lm=scripted_lm(script, logprobs=True),
+        store=tmp_path / ".assay" / "a.db", optimizer="calibrate",
+    ).artifact  # fmt: skip
+    prompts.clear()
+    compiled(tmp_path, str(path), moods(), script, optimizer="calibrate", cache=False)  # labels without an input
+    assert all('"fine"' in prompt and "Look at the adjectives." in prompt for prompt in prompts)
+    prompts.clear()
+    cascade = Cascade(taught, PointwiseJudge({**MOODS, "text": "The strong one?"}, shows=["output"]), least=0.95)
+    compiled(tmp_path, cascade, [{**row, "input": "q"} for row in moods()], script, cache=False)
+    assert all('"fine"' in prompt for prompt in prompts if "strong one" not in prompt)
+
+
 def test_items_keep_their_split_however_many_are_added() -> None:
     def splits(count: int) -> dict[str, set[str]]:
         items = make_items([("w", row) for row in moods(count)], labels=MOODS["scale"])

@@ -12,6 +12,7 @@ import assay
 from assay.errors import BudgetExceeded, ConfigError, DataError, ModelError
 from assay.judges import Judge, PairwiseJudge, PointwiseJudge
 from assay.judges.audit import BASES
+from assay.judging import question_key
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store
 from assay.verdicts import audit_judge, forget_rater, replay_anchors, score_rows, to_label
@@ -115,6 +116,55 @@ def test_scoring_stops_at_a_cap_and_goes_on(tmp_path: Path) -> None:
     assert (done["n"], done["calls"] <= 30) == (30, True)
 
 
+def test_a_few_verdicts_claim_no_interval_and_equal_ones_no_certainty(tmp_path: Path) -> None:
+    rows = tmp_path / "d.jsonl"
+    for count, interval in ((2, None), (30, [pytest.approx(0.95 * 0.9), 1.0])):
+        rows.write_text("".join(json.dumps({"output": f"lovely {at}"}) + "\n" for at in range(count)))
+        found = score_rows(MOOD, data=str(rows), **options(tmp_path, kind))
+        assert (found["mean"], found["interval"] if interval is None else found["interval"][0] < 0.95) == (
+            pytest.approx(0.95),
+            interval is not None or None,
+        )
+
+
+def test_a_judge_of_pairs_says_nothing_of_single_outputs(tmp_path: Path) -> None:
+    rows = tmp_path / "d.jsonl"
+    rows.write_text("".join(json.dumps({"output": f"lovely {at}"}) + "\n" for at in range(3)))
+    with pytest.raises(ConfigError, match="no item has 'output_a'"):
+        score_rows(PairwiseJudge(), data=str(rows), **options(tmp_path, kind))
+    both = {"input": "q", "output_a": "x", "output_b": "lovely"}
+    rows.write_text("".join(json.dumps(row) + "\n" for row in (both, {"input": "q", "output": "lovely"})))
+    found = score_rows(PairwiseJudge(), data=str(rows), **options(tmp_path, lambda request: {"a": 0.5, "b": 0.5}))
+    assert (found["n"], found["unscored"]) == (2, 1)
+
+
+def test_people_who_label_a_runs_outputs_correct_its_means(tmp_path: Path) -> None:
+    import dspy
+
+    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: kind, judge: 'Is it kind?'}\n")
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"question": f"q{at}", "split": "val"}) + "\n" for at in range(60)))
+
+    def script(request: Any) -> Any:
+        return kind(request) if request.config.logprobs else json.dumps({"answer": f"lovely {len(str(request.messages[-1].text))}"})
+
+    def evaluated() -> dict[str, Any]:
+        lm = scripted_lm(script, logprobs=True)
+        store = tmp_path / ".assay" / "a.db"
+        told = assay.evaluate(dspy.Predict("question -> answer"), rubric=tmp_path / "r.yaml", data=str(tmp_path / "t.jsonl"), lm=lm, store=store)
+        return dict(told.to_dict())
+
+    assert evaluated()["corrected"] == {}
+    with Store(tmp_path / ".assay" / "a.db") as store:
+        judge, waiting = to_label(f"{tmp_path}/r.yaml:kind", store, rater="ann", limit=25)
+        for at, entry in enumerate(waiting):
+            label = "yes" if at % 2 else "no"
+            store.put_label(question_key(judge), entry.item_id, "ann", label, shown=entry.shown, rationale="", rollout_id=entry.rollout_id)
+    found = evaluated()["corrected"]["kind"]
+    assert (found["n_people"], found["n_verdicts"]) == (25, 60)
+    assert found["verdicts_alone"] == pytest.approx(0.95)
+    assert found["low"] < 0.48 < found["high"] < 0.95  # people called half of them kind
+
+
 def test_anchors_are_frozen_once_and_replayed(tmp_path: Path) -> None:
     rows, anchors = tmp_path / "d.jsonl", tmp_path / "anchors.json"
     rows.write_text("\n".join(json.dumps({"output": f"{'lovely' if at % 2 else 'awful'} {at}"}) for at in range(40)))
@@ -172,19 +222,26 @@ def question_of(judge: Judge) -> str:
     return question_key(judge)
 
 
-def label(folder: Path, answers: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "-c",
-        "from assay.cli import main; main()",
-        "judge",
-        "label",
-        "Is it a right answer?",
-        "--store",
-        str(folder / "a.db"),
-        *flags,
-    ]
+def label(folder: Path, answers: str, *flags: str, judge: str = "Is it a right answer?") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from assay.cli import main; main()", "judge", "label", judge, "--store", str(folder / "a.db"), *flags]
     return subprocess.run(command, input=answers, capture_output=True, text=True, timeout=120, cwd=folder)
+
+
+@pytest.mark.parametrize(
+    ("scale", "typed", "kept"),
+    [
+        (["0", "1", "2"], ["1", "0", "3", "2"], ["1", "0", "2"]),  # 3 is no place here
+        (["-1", "0", "1"], ["1", "-1"], ["1", "-1"]),
+        (["q", "r", "s"], ["q", "s", "2", "/s", "/q", "r"], ["q", "s", "r"]),
+    ],
+)
+def test_a_word_of_the_scale_is_never_taken_for_something_else(tmp_path: Path, scale: list[str], typed: list[str], kept: list[str]) -> None:
+    filled(tmp_path / "a.db")
+    (tmp_path / "j.yaml").write_text(f"text: How is it?\nscale: {json.dumps(scale)}\n")
+    found = label(tmp_path, "\n".join(typed) + "\n", "--rater", "ann", "--json", judge="j.yaml")
+    assert found.returncode == 0, found.stderr
+    with Store(tmp_path / "a.db") as store:
+        assert [row["label"] for row in store.labels(question_of(PointwiseJudge({"text": "How is it?", "scale": scale})))] == kept
 
 
 def test_a_person_labels_in_the_terminal_compiles_and_is_forgotten(tmp_path: Path) -> None:

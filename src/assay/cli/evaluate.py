@@ -52,6 +52,12 @@ def _show(program: str, split: str, data: dict[str, Any]) -> None:
     table.add_row("LM calls, from the cache", f"{data['calls']}, {data['cached']}")
     table.add_row("tokens, dollars", f"{data['tokens']:,}, {data['cost_usd']:.4f}")
     rich.print(table)
+    for name, found in data["corrected"].items():
+        text = (
+            f"{name}, corrected by {found['n_people']} human labels: {found['mean']:.3f}, 95 % [{found['low']:.3f}, {found['high']:.3f}] "
+            f"(verdicts alone {found['verdicts_alone']:.3f})"
+        )
+        rich.print(text, markup=False)
     warn_of_failures(rich, result)
     warn_of_gaps(rich, data)
     if data["stopped"]:
