@@ -18,7 +18,8 @@ from assay.judges import Item, PointwiseJudge
 from assay.models import Meter, ResponseCache, get_lm
 from assay.models.embedded import server_url
 from assay.optimizers import Session
-from assay.optimizers.judges import agreement_rubric, judge_items
+from assay.optimizers.judged import judge_items
+from assay.optimizers.judges import agreement_rubric
 from assay.traces import Recorder, Store
 
 QUESTION = "Is the output a right answer to the task?"

@@ -18,7 +18,8 @@ from assay.judges.agreement import Answers
 from assay.judges.drift import Anchor, AnchorSet, compare
 from assay.models import sibling
 from assay.optimizers import Session
-from assay.optimizers.judges import agreement_rubric, judge_items
+from assay.optimizers.judged import judge_items
+from assay.optimizers.judges import agreement_rubric
 from assay.programs import program_version
 from assay.rubrics import Rubric
 

@@ -26,7 +26,8 @@ from assay.judges.labels import Item, LabelSplits, make_items, rater_digest
 from assay.judges.loading import AnyJudge
 from assay.models import Meter, sample_scope
 from assay.optimizers import Progress, Session
-from assay.optimizers.judges import JudgeConfig, JudgeOutcome, agreement_rubric, compile_judge_prompts, judge_items
+from assay.optimizers.judged import judge_items
+from assay.optimizers.judges import JudgeConfig, JudgeOutcome, agreement_rubric, compile_judge_prompts
 from assay.programs import program_version
 from assay.traces import Store
 

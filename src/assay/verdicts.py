@@ -30,7 +30,7 @@ from assay.judges.loading import AnyJudge
 from assay.judging import judge_session, need_fields, question_key, rated_items
 from assay.models import sample_scope
 from assay.optimizers import Progress, Session, mean_interval
-from assay.optimizers.judges import Judged, judge_items
+from assay.optimizers.judged import Judged, judge_items
 from assay.rubrics import Rubric
 from assay.traces import Rollout, Store
 

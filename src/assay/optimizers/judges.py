@@ -1,12 +1,10 @@
 """Compiles a judge against people's labels: prompts, reading, calibration; chosen on val, decided on gate, reported on test."""
 
-import contextvars
 import copy
 import functools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,20 +13,19 @@ import numpy as np
 from assay.datasets import Task
 from assay.errors import BudgetExceeded, ConfigError, ModelError
 from assay.judges import Cascade, Judge, Jury, PointwiseJudge, reliability_weights
-from assay.judges.agreement import MEASURES, Agreement, Answers, agreement, ceiling, kappas, measure_gain, objective_of, oriented
+from assay.judges.agreement import MEASURES, Agreement, agreement, ceiling, kappas, measure_gain, objective_of, oriented
 from assay.judges.calibration import METHODS, Calibration, expected_step, fit
 from assay.judges.labels import Item, LabelSplits
 from assay.judges.panel import RULES
 from assay.judges.reading import STYLES, fence, tell_apart
-from assay.models import spending
+from assay.optimizers.judged import Judged, judge_items, recalibrated
 from assay.optimizers.session import Session, Student
 from assay.optimizers.teleprompters import OPTIMIZERS, Proposal, check_optimizer, propose
-from assay.programs import program_version
-from assay.rubrics import Criterion, Grade, NoGrade, Rubric
+from assay.rubrics import Criterion, Grade, Rubric
 from assay.rubrics.criteria import JudgeSpec
 from assay.traces import Rollout
 
-__all__ = ["JudgeConfig", "JudgeOutcome", "Judged", "agreement_rubric", "compile_judge_prompts", "item_tasks", "judge_items"]
+__all__ = ["JudgeConfig", "JudgeOutcome", "agreement_rubric", "compile_judge_prompts", "item_tasks"]
 
 _CUTS = 25  # places tried for each cut of an ordered scale
 _LEASTS = (0.5, 0.6, 0.7, 0.8, 0.9)  # confidences of the first judge of a cascade, the cheapest first
@@ -52,20 +49,6 @@ class JudgeConfig:
             raise ConfigError(f"demos={self.demos!r} of each label must be between 1 and 16")
         if self.optimizer not in ("auto", "calibrate"):
             check_optimizer(self.optimizer)
-
-
-@dataclass
-class Judged:
-    """A judge's answers to items, in order, with what they cost. `raw[i]`: probabilities before calibration, or None."""
-
-    answers: Answers
-    raw: list[Mapping[str, float] | None]
-    reasons: list[str]
-    cost_usd: float = 0.0
-
-    @property
-    def unscored(self) -> int:
-        return sum(verdict is None for verdict in self.answers.verdicts)
 
 
 @dataclass
@@ -117,77 +100,6 @@ def agreement_rubric(spec: JudgeSpec) -> Rubric:
         return Grade(value=min(1.0, max(0.0, grade)), reason=f"The judge said {verdict!r}; people said {said}.{why}")
 
     return Rubric("agreement", [Criterion(name="agrees", check=agrees)])
-
-
-def judge_items(judge: Judge, items: Sequence[Item], session: Session, *, name: str, split: str = "") -> Judged:
-    """Asks the judge about every item, several at a time; each is a rollout in the store. What fails is unscored.
-
-    Raises:
-        BudgetExceeded, Cancelled: what was judged before is in the response cache.
-    """
-    version, parts = program_version(judge, None), [None] * len(items)
-
-    def one(index: int) -> None:
-        item = items[index]
-        rollout = Rollout(
-            task_id=item.id[:200], task_type="verdict", program=session.program_name, program_version=version, model=session.lm.model,
-            seed=session.seed, split=split, inputs=dict(item.shown),
-        )  # fmt: skip
-        rollout.group_id = rollout.task_id
-        with session.context(), session.recorder.rollout(rollout), spending() as prices:
-            try:
-                if missing := [name for name in judge.shows if name.startswith("output") and name not in item.shown]:
-                    raise NoGrade(f"the judge sees {list(judge.shows)}, and the item has no {', '.join(missing)}")
-                found = judge(**{name: item.shown.get(name, "") for name in judge.shows})
-            except Exception as error:  # a verdict that fails is no verdict; the reason is kept
-                rollout.status, rollout.error = "error", f"{type(error).__name__}: {error}"
-                parts[index] = (None, rollout.error, prices)  # type: ignore[call-overload]
-                return
-            rollout.prediction = {key: found[key] for key in ("verdict", "confidence", "value")}
-        parts[index] = (found, "", prices)  # type: ignore[call-overload]
-
-    with (
-        ThreadPoolExecutor(max_workers=max(1, session.threads), thread_name_prefix="assay-judge") as pool,
-        session.progress.bar(name, len(items)) as advance,
-    ):
-        futures = [pool.submit(contextvars.copy_context().run, one, index) for index in range(len(items))]
-        try:
-            for future in futures:
-                future.result()
-                advance(1)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # those at work end at their next call
-            raise
-    return _collected(parts, judge.spec)
-
-
-def _collected(parts: Sequence[Any], spec: JudgeSpec) -> Judged:
-    steps = dict(zip(spec.scale, spec.steps, strict=True))
-    verdicts, places, probabilities, raw, orders = [], [], [], [], []
-    for found, _, _ in parts:
-        orders.append(None if found is None else found.get("orders"))
-        verdicts.append(None if found is None else found.verdict)
-        raw.append(None if found is None else found.raw)
-        probabilities.append(None if found is None else found.probabilities)
-        if found is None:
-            places.append(math.nan)
-        elif found.probabilities is None:
-            places.append(steps[found.verdict])
-        else:
-            places.append(expected_step([found.probabilities[label] for label in spec.scale], spec))
-    cost = math.fsum(price for _, _, prices in parts for price in prices)
-    return Judged(Answers(verdicts, places, probabilities, orders), raw, [reason for _, reason, _ in parts], cost)
-
-
-def recalibrated(judged: Judged, calibration: Calibration | None, judge: Judge) -> Judged:
-    """The same readings under another calibration; no model is asked."""
-    changed = copy.copy(judge)
-    changed.calibration = calibration
-    parts = [
-        (changed.judged(raw, verdict) if raw is not None or verdict is not None else None, reason, ())
-        for raw, verdict, reason in zip(judged.raw, judged.answers.verdicts, judged.reasons, strict=True)
-    ]
-    return _collected(parts, judge.spec)
 
 
 def compile_judge_prompts(judge: Judge, splits: LabelSplits, session: Session, config: JudgeConfig) -> JudgeOutcome:

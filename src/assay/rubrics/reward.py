@@ -17,9 +17,9 @@ _NO_COLUMNS = {"trainer_state", "log_extra", "log_metric", "environments"}
 def trl_reward(rubric: Rubric, *, answer: str = "answer", question: str = "question", concurrency: int = 8, group: bool = False) -> Reward:
     """`async reward(prompts, completions, completion_ids=None, **columns) -> list[float | None]` for GRPOTrainer and RLOOTrainer.
 
-    Each completion is the output's field `answer`; its prompt (of a conversation the last message) is the task's input; the dataset's other columns are what the
-    task expects and whatever else the rubric reads. A score that cannot be had is None, which TRL leaves out of the mean;
-    it is never 0.
+    Each completion is the output's field `answer`; its prompt (of a conversation the last message) is the task's input; the
+    dataset's other columns are what the task expects and whatever else the rubric reads. A score that cannot be had is None,
+    which TRL leaves out of the mean; it is never 0.
 
     Args:
         answer: name under which checks find the completion.

@@ -1,0 +1,107 @@
+"""Asks a judge about many items, and holds what it said of them."""
+
+import contextvars
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from assay.judges import Judge
+from assay.judges.agreement import Answers
+from assay.judges.calibration import Calibration, expected_step
+from assay.judges.labels import Item
+from assay.models import spending
+from assay.optimizers.session import Session
+from assay.programs import program_version
+from assay.rubrics import NoGrade
+from assay.rubrics.criteria import JudgeSpec
+from assay.traces import Rollout
+
+__all__ = ["Judged", "judge_items", "recalibrated"]
+
+
+@dataclass
+class Judged:
+    """A judge's answers to items, in order, with what they cost. `raw[i]`: probabilities before calibration, or None."""
+
+    answers: Answers
+    raw: list[Mapping[str, float] | None]
+    reasons: list[str]
+    cost_usd: float = 0.0
+
+    @property
+    def unscored(self) -> int:
+        return sum(verdict is None for verdict in self.answers.verdicts)
+
+
+def judge_items(judge: Judge, items: Sequence[Item], session: Session, *, name: str, split: str = "") -> Judged:
+    """Asks the judge about every item, several at a time; each is a rollout in the store. What fails is unscored.
+
+    Raises:
+        BudgetExceeded, Cancelled: what was judged before is in the response cache.
+    """
+    version, parts = program_version(judge, None), [None] * len(items)
+
+    def one(index: int) -> None:
+        item = items[index]
+        rollout = Rollout(
+            task_id=item.id[:200], task_type="verdict", program=session.program_name, program_version=version, model=session.lm.model,
+            seed=session.seed, split=split, inputs=dict(item.shown),
+        )  # fmt: skip
+        rollout.group_id = rollout.task_id
+        with session.context(), session.recorder.rollout(rollout), spending() as prices:
+            try:
+                if missing := [name for name in judge.shows if name.startswith("output") and name not in item.shown]:
+                    raise NoGrade(f"the judge sees {list(judge.shows)}, and the item has no {', '.join(missing)}")
+                found = judge(**{name: item.shown.get(name, "") for name in judge.shows})
+            except Exception as error:  # a verdict that fails is no verdict; the reason is kept
+                rollout.status, rollout.error = "error", f"{type(error).__name__}: {error}"
+                parts[index] = (None, rollout.error, prices)  # type: ignore[call-overload]
+                return
+            rollout.prediction = {key: found[key] for key in ("verdict", "confidence", "value")}
+        parts[index] = (found, "", prices)  # type: ignore[call-overload]
+
+    with (
+        ThreadPoolExecutor(max_workers=max(1, session.threads), thread_name_prefix="assay-judge") as pool,
+        session.progress.bar(name, len(items)) as advance,
+    ):
+        futures = [pool.submit(contextvars.copy_context().run, one, index) for index in range(len(items))]
+        try:
+            for future in futures:
+                future.result()
+                advance(1)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # those at work end at their next call
+            raise
+    return _collected(parts, judge.spec)
+
+
+def _collected(parts: Sequence[Any], spec: JudgeSpec) -> Judged:
+    steps = dict(zip(spec.scale, spec.steps, strict=True))
+    verdicts, places, probabilities, raw, orders = [], [], [], [], []
+    for found, _, _ in parts:
+        orders.append(None if found is None else found.get("orders"))
+        verdicts.append(None if found is None else found.verdict)
+        raw.append(None if found is None else found.raw)
+        probabilities.append(None if found is None else found.probabilities)
+        if found is None:
+            places.append(math.nan)
+        elif found.probabilities is None:
+            places.append(steps[found.verdict])
+        else:
+            places.append(expected_step([found.probabilities[label] for label in spec.scale], spec))
+    cost = math.fsum(price for _, _, prices in parts for price in prices)
+    return Judged(Answers(verdicts, places, probabilities, orders), raw, [reason for _, reason, _ in parts], cost)
+
+
+def recalibrated(judged: Judged, calibration: Calibration | None, judge: Judge) -> Judged:
+    """The same readings under another calibration; no model is asked."""
+    changed = copy.copy(judge)
+    changed.calibration = calibration
+    parts = [
+        (changed.judged(raw, verdict) if raw is not None or verdict is not None else None, reason, ())
+        for raw, verdict, reason in zip(judged.raw, judged.answers.verdicts, judged.reasons, strict=True)
+    ]
+    return _collected(parts, judge.spec)
