@@ -206,8 +206,8 @@ def test_a_judge_that_only_says_what_is_easy_replaces_nobody(tmp_path: Path) -> 
         return odds if not text.rstrip('"').endswith(("1", "2", "3", "4")) else {"negative": 0.4, "neutral": 0.3, "positive": 0.3}
 
     data = compiled(tmp_path, PointwiseJudge(MOODS, shows=["output"]), moods(), script)
-    best = max(data["candidates"], key=lambda candidate: candidate["val"] or -1)
-    assert best["unscored"] > 15
+    best = max(data["candidates"], key=lambda candidate: candidate["agreement"] or -1)
+    assert best["unscored"] > 0.5 * best["n"]
     assert "letters" in best["name"]
     assert "letters" not in data["winner"]
     assert data["test"]["compiled"]["unscored"] == 0

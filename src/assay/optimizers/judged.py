@@ -19,7 +19,7 @@ from assay.rubrics import NoGrade
 from assay.rubrics.criteria import JudgeSpec
 from assay.traces import Rollout
 
-__all__ = ["Judged", "judge_items", "recalibrated"]
+__all__ = ["Judged", "joined", "judge_items", "only", "recalibrated"]
 
 
 @dataclass
@@ -105,3 +105,25 @@ def recalibrated(judged: Judged, calibration: Calibration | None, judge: Judge) 
         for raw, verdict, reason in zip(judged.raw, judged.answers.verdicts, judged.reasons, strict=True)
     ]
     return _collected(parts, judge.spec)
+
+
+def only(judged: Judged, rows: Sequence[int]) -> Judged:
+    """Some of the answers, in the order of `rows`."""
+
+    def kept(column: Sequence[Any]) -> list[Any]:
+        return [column[row] for row in rows] if column else []
+
+    a = judged.answers
+    answers = Answers(kept(a.verdicts), kept(a.places), kept(a.probabilities), kept(a.orders))
+    return Judged(answers, kept(judged.raw), kept(judged.reasons))
+
+
+def joined(parts: Sequence[Judged]) -> Judged:
+    """Several sets of answers as one."""
+
+    def chained(name: str) -> list[Any]:
+        return [value for part in parts for value in getattr(part.answers, name)]
+
+    answers = Answers(chained("verdicts"), chained("places"), chained("probabilities"), chained("orders"))
+    raw, reasons = [entry for part in parts for entry in part.raw], [reason for part in parts for reason in part.reasons]
+    return Judged(answers, raw, reasons, math.fsum(part.cost_usd for part in parts))

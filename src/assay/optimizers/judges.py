@@ -2,9 +2,11 @@
 
 import copy
 import functools
+import itertools
+import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +20,7 @@ from assay.judges.calibration import METHODS, Calibration, expected_step, fit
 from assay.judges.labels import Item, LabelSplits
 from assay.judges.panel import RULES
 from assay.judges.reading import STYLES, fence, tell_apart
-from assay.optimizers.judged import Judged, judge_items, recalibrated
+from assay.optimizers.judged import Judged, joined, judge_items, only, recalibrated
 from assay.optimizers.session import Session, Student
 from assay.optimizers.teleprompters import OPTIMIZERS, Proposal, check_optimizer, propose
 from assay.rubrics import Criterion, Grade, Rubric
@@ -27,9 +29,11 @@ from assay.traces import Rollout
 
 __all__ = ["JudgeConfig", "JudgeOutcome", "agreement_rubric", "compile_judge_prompts", "item_tasks"]
 
+_Calibrate = Callable[[Judged, Sequence[Item]], Calibration | None]
 _CUTS = 25  # places tried for each cut of an ordered scale
 _LEASTS = (0.5, 0.6, 0.7, 0.8, 0.9)  # confidences of the first judge of a cascade, the cheapest first
 _SLACK = 0.005  # how much better a costlier candidate must be on val
+_FOLDS = 5
 _LOST = 0.02  # share of the items on which one judge may give fewer verdicts than another that it is held against
 
 
@@ -134,7 +138,7 @@ def compile_judge_prompts(judge: Judge, splits: LabelSplits, session: Session, c
 
 def _decide(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> None:
     if outcome.compiled is outcome.baseline:
-        outcome.notes.append("nothing agreed better with people on val; the judge stays as it is")
+        outcome.notes.append("nothing agreed better with people before the gate; the judge stays as it is")
         return
     with session.phase("gate"):
         before, after = _both(outcome, splits.gate, session, "gate")
@@ -167,11 +171,12 @@ def _both(outcome: JudgeOutcome, items: Sequence[Item], session: Session, split:
 class _Candidate:
     name: str
     judge: Judge
-    score: float = -math.inf  # the objective on val
+    score: float = -math.inf  # the objective on held-out items of train and val
     unscored: int = 0
+    n: int = 0
 
     def summary(self) -> dict[str, Any]:
-        return {"name": self.name, "val": self.score if math.isfinite(self.score) else None, "unscored": self.unscored}
+        return {"name": self.name, "agreement": self.score if math.isfinite(self.score) else None, "n": self.n, "unscored": self.unscored}
 
 
 class _Search:
@@ -185,8 +190,8 @@ class _Search:
 
     def run(self) -> None:
         self._try("as it is", self.judge)
-        if all(c.unscored == len(self.splits.val) for c in self.candidates):
-            raise ModelError(f"none of the {len(self.splits.val)} val items got a verdict: {self._first_reason}")
+        if all(c.unscored == c.n for c in self.candidates):
+            raise ModelError(f"none of {self.candidates[0].n} items got a verdict: {self._first_reason}")
         if self.config.optimizer == "auto":
             for name, judge in self._forms():
                 self._try(name, judge)
@@ -194,12 +199,13 @@ class _Search:
             self._try(self.config.optimizer, self._proposed(self.config.optimizer))
 
     def best(self) -> _Candidate:
-        """The candidate that agrees best on val; of those within half a hundredth the one that came first. A judge that says
-        nothing of what is hard agrees well on the rest: those that give fewer verdicts than others do not compete."""
+        """The candidate that agrees best on held-out items of train and val; of those within half a hundredth the one that came
+        first. A judge that says nothing of what is hard agrees well on the rest: those that give fewer verdicts than others
+        do not compete."""
         if not self.candidates:
             return _Candidate("as it is", self.judge)
-        fewest = min(c.unscored for c in self.candidates)
-        open_ = [c for c in self.candidates if c.unscored - fewest <= _LOST * len(self.splits.val)]
+        fewest = min(c.unscored / max(1, c.n) for c in self.candidates)
+        open_ = [c for c in self.candidates if c.unscored / max(1, c.n) - fewest <= _LOST]
         top = max(c.score for c in open_)
         return next(c for c in open_ if c.score >= top - _SLACK)
 
@@ -260,34 +266,71 @@ class _Search:
         return compiled
 
     def _try(self, name: str, judge: Judge) -> None:
-        """Judges train and val once, and keeps the judge plain and under each calibration that its readings allow."""
+        """Judges val, and train where there is something to calibrate, once; keeps the judge plain and under each calibration
+        that its readings allow."""
         session, splits = self.session, self.splits
         val = judge_items(judge, splits.val, session, name=f"val: {name}", split="val")
         self._first_reason = next((reason for reason in val.reasons if reason), "")
-        self._add(name, judge, val)
         if all(raw is None for raw in val.raw):
             if name == "as it is":
                 self.notes.append("the model gives no probabilities, so there is nothing to calibrate")
+            self._add(name, judge, val, splits.val)
             return
         train = judge_items(judge, splits.train, session, name=f"train: {name}", split="train")
+        read, items = joined([train, val]), [*splits.train, *splits.val]
+        pool, fixed = self._held_out(judge, name)
+        self._add(name, judge, only(read, pool), [items[row] for row in pool])
         for method in METHODS:
             for cuts in (False, True) if _cuttable(judge) else (False,):
                 calibrate = functools.partial(_fitted, method, cuts, judge=judge, objective=self.objective, seed=session.seed)
-                calibration = calibrate([(train, splits.train)])
-                if calibration is None:
-                    continue
-                both = calibrate([(train, splits.train), (val, splits.val)])  # for the gate: all labels but gate's and test's
-                kept = copy.deepcopy(judge)
-                kept.calibration = both
-                self._add(f"{name}, {method}{' with cuts' if cuts else ''}", kept, recalibrated(val, calibration, judge))
+                found = self._cross_fitted(calibrate, read, items, pool, fixed, judge)
+                if found is not None:
+                    kept = copy.deepcopy(judge)
+                    kept.calibration = calibrate(read, items)  # for the gate: all labels but gate's and test's
+                    self._add(f"{name}, {method}{' with cuts' if cuts else ''}", kept, found, [items[row] for row in pool])
 
-    def _add(self, name: str, judge: Judge, val: Judged) -> None:
-        found = agreement(val.answers, self.splits.val, judge.spec, intervals=False)
+    def _held_out(self, judge: Judge, name: str) -> tuple[list[int], list[int]]:
+        """Rows of train and val on which candidates are compared, each judged by a calibration that did not see it, and rows
+        that a calibration always sees. What was proposed from train is compared on val alone; what a prompt shows as a
+        demonstration, and attacks that were added to train, are never compared on."""
+        train, val = self.splits.train, self.splits.val
+        proposed = name == self.config.optimizer
+        shown = {json.dumps({key: demo.get(key) for key in judge.shows}) for predictor in judge.predictors() for demo in predictor.demos}
+        pool, fixed = list[int](), list[int]()
+        for row, item in enumerate(train):
+            if json.dumps({key: fence(item.shown.get(key, "")) for key in judge.shows}) in shown:
+                continue
+            (fixed if proposed or item.id.rpartition("#")[2].startswith("audit") else pool).append(row)
+        return [*pool, *range(len(train), len(train) + len(val))], fixed
+
+    def _cross_fitted(
+        self,
+        calibrate: Callable[..., Calibration | None],
+        read: Judged,
+        items: Sequence[Item],
+        pool: Sequence[int],
+        fixed: Sequence[int],
+        judge: Judge,
+    ) -> Judged | None:
+        """What the judge says of the pool's items, each under a calibration that was fitted on the others."""
+        fold_of = dict(zip(np.random.default_rng(self.session.seed).permutation(pool).tolist(), itertools.cycle(range(_FOLDS)), strict=False))
+        parts: dict[int, tuple[list[int], Judged]] = {}
+        for fold in sorted(set(fold_of.values())):
+            held, rest = [row for row in pool if fold_of[row] == fold], [*fixed, *(row for row in pool if fold_of[row] != fold)]
+            calibration = calibrate(only(read, rest), [items[row] for row in rest])
+            if calibration is None:
+                return None
+            parts[fold] = held, recalibrated(only(read, held), calibration, judge)
+        order = [row for held, _ in parts.values() for row in held]
+        return only(joined([found for _, found in parts.values()]), [order.index(row) for row in pool])
+
+    def _add(self, name: str, judge: Judge, judged: Judged, items: Sequence[Item]) -> None:
+        found = agreement(judged.answers, items, judge.spec, intervals=False)
         value = found.values[self.objective]
-        self.candidates.append(_Candidate(name, judge, -math.inf if value is None else oriented(self.objective, value), val.unscored))
+        self.candidates.append(_Candidate(name, judge, -math.inf if value is None else oriented(self.objective, value), judged.unscored, len(items)))
         if value is None:
-            self.notes.append(f"{name}: {self.objective} is undefined on val: {found.why[self.objective]}")
-        self.session.progress.say(f"  {name}: {self.objective} {'undefined' if value is None else f'{value:.3f}'} on val")
+            self.notes.append(f"{name}: {self.objective} is undefined before the gate: {found.why[self.objective]}")
+        self.session.progress.say(f"  {name}: {self.objective} {'undefined' if value is None else f'{value:.3f}'} on {len(items)} held-out items")
 
 
 def _cuttable(judge: Judge) -> bool:
@@ -295,14 +338,9 @@ def _cuttable(judge: Judge) -> bool:
     return len(judge.spec.scale) > 2 and judge.spec.kind != "nominal" and not judge.compares
 
 
-def _fitted(method: str, cuts: bool, pairs: Sequence[tuple[Judged, Sequence[Item]]], judge: Judge, objective: str, seed: int) -> Calibration | None:
-    rows = [
-        row
-        for judged, items in pairs
-        for raw, item in zip(judged.raw, items, strict=True)
-        if raw is not None
-        for row in judge.fit_rows(raw, item.shares)
-    ]
+def _fitted(method: str, cuts: bool, judged: Judged, items: Sequence[Item], *, judge: Judge, objective: str, seed: int) -> Calibration | None:
+    pairs = zip(judged.raw, items, strict=True)
+    rows = [row for raw, item in pairs if raw is not None for row in judge.fit_rows(raw, item.shares)]
     if not rows or len({label for _, shares in rows for label in shares}) < 2:
         return None
     raw, shares = [r for r, _ in rows], [s for _, s in rows]
