@@ -68,6 +68,15 @@ def test_examples_run(embedded: str, own_folder: Path, example: str, flags: list
         assert len(found["a group, in pairs"]) == 3
 
 
+@pytest.mark.parametrize(("example", "least"), [("rl_training_example.py", 0.3), ("custom_agent.py", 0.1)])
+def test_examples_of_tuning_make_agents_better(own_folder: Path, example: str, least: float) -> None:
+    done = subprocess.run([sys.executable, str(ROOT / "examples" / example), "--json"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert found["after"]["score"] > found["before"]["score"] + least
+    assert found["after"].keys() == found["before"].keys()
+
+
 def test_the_judges_in_the_documentation_load(own_folder: Path) -> None:
     from assay.jobs import load_judge
 

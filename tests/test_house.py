@@ -22,6 +22,7 @@ FLOORS = [
     "anchors",
     "judging",
     "verdicts",
+    "tuning",
     "api",
     "cli",
 ]

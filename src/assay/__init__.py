@@ -25,6 +25,7 @@ _WHERE = {
     "load_judge": "assay.jobs",
     "load_rubric": "assay.api",
     "load_tasks": "assay.datasets",
+    "tune": "assay.tuning",
 }
 
 __all__ = [*_WHERE, "__version__"]
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from assay.programs import Agent, AgentParameters, BaseAgent
     from assay.rubrics import Criterion, Rubric
     from assay.traces import Store
+    from assay.tuning import tune
 
 
 def __getattr__(name: str) -> Any:

@@ -3,7 +3,6 @@
 Joins the rooms below: data, model, rubric with judges, program, optimizer, artifact. The command line calls this.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -11,13 +10,12 @@ from typing import Any
 
 import dspy
 
-from assay import __version__
 from assay.anchors import replay_of_rubric
 from assay.datasets import SPLITS
 from assay.deployment import load_artifact, save_artifact
 from assay.deployment.artifact import check_place, is_artifact, runnable
 from assay.errors import BudgetExceeded, ConfigError, ModelError
-from assay.jobs import DEFAULT_MODEL, Job, RunConfig, home_of, load_rubric, open_job, opened_store
+from assay.jobs import DEFAULT_MODEL, Job, RunConfig, home_of, load_rubric, open_job, opened_store, program_manifest
 from assay.models import Meter, get_lm
 from assay.optimizers import AUTO_SEARCH_CALLS, CompileConfig, CompileOutcome, Evaluation, Progress, compile_prompts
 from assay.optimizers import evaluate as run_evaluation
@@ -206,27 +204,8 @@ def _estimate_line(guess: Estimate, config: RunConfig) -> str:
 
 
 def _save(job: Job, report: CompileReport, folder: Path) -> Path:
-    config, outcome, rubric = report.config, report.outcome, job.session.rubric
-    compiled = outcome.compiled
-    manifest = {
-        "assay": __version__,
-        "dspy": dspy.__version__,
-        "program": job.session.program_name,
-        "version": program_version(compiled.program, compiled.settings["adapter"]),
-        "settings": compiled.settings,
-        "model": config.model,
-        "api_base": config.api_base,
-        "weights": job.session.lm.recording.backend.weights,
-        "adapters": list(job.session.lm.recording.backend.adapters),
-        "rubric": {"name": rubric.name, "version": rubric.version, "criteria": [c.describe() for c in rubric.criteria]},
-        "judge_model": config.judge_model if rubric.needs_judge else None,
-        "data": {"spec": config.data, "salt": config.salt, "sha256": job.splits.manifest()["sha256"], "sizes": job.splits.sizes()},
-        "seed": config.seed,
-        "run": job.run_id,
-        "parent": str(job.artifact.path) if job.artifact else None,
-        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "result": {key: value for key, value in report.to_dict().items() if key != "artifact"},
-    }
+    compiled = report.outcome.compiled
+    manifest = program_manifest(job, compiled, {key: value for key, value in report.to_dict().items() if key != "artifact"})
     return save_artifact(folder.resolve(), compiled.program, manifest, splits=job.splits.manifest(), report=_markdown(report))
 
 

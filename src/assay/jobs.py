@@ -16,6 +16,7 @@ from typing import Any
 import dspy
 from filelock import FileLock, Timeout
 
+from assay import __version__
 from assay.datasets import SPLITS, Splits, load_splits
 from assay.deployment import Artifact, load_artifact
 from assay.deployment.artifact import is_artifact
@@ -25,14 +26,28 @@ from assay.judges.loading import AnyJudge
 from assay.judges.loading import load_judge as read_judge
 from assay.models import Caps, LanguageModel, Meter, ResponseCache, get_lm, with_recording
 from assay.optimizers import Progress, Session, Student
-from assay.programs import load_program, program_inputs
+from assay.programs import load_program, program_inputs, program_version
 from assay.programs.loading import program_class
 from assay.rubrics import Rubric
 from assay.rubrics import load_rubric as read_rubric
 from assay.traces import Recorder, Store, store_url
 
-__all__ = ["DEFAULT_MODEL", "CommonConfig", "Job", "Run", "RunConfig", "home_of", "load_judge", "load_rubric", "open_job", "open_run", "opened_store"]
+__all__ = [
+    "DEFAULT_MODEL",
+    "CommonConfig",
+    "Job",
+    "Run",
+    "RunConfig",
+    "home_of",
+    "load_judge",
+    "load_rubric",
+    "open_job",
+    "open_run",
+    "opened_store",
+    "program_manifest",
+]
 
+_NOT_THE_JOB = ("threads", "cache", "trials", "storage")  # how far and where, not what
 DEFAULT_MODEL = "embedded/smollm2-135m"
 
 
@@ -71,7 +86,7 @@ class CommonConfig:
     @property
     def key(self) -> str:
         """12 hex digits that are the same for the same job, whatever its caps and threads."""
-        whole = {k: v for k, v in asdict(self).items() if not k.startswith("max_") and k not in ("threads", "cache")}
+        whole = {k: v for k, v in asdict(self).items() if not k.startswith("max_") and k not in _NOT_THE_JOB}
         return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
@@ -174,6 +189,34 @@ def open_job(
         job = Job(config, run.folder, run.run_id, splits, student, session, run.store, artifact)
         yield job
         run.status = job.status
+
+
+def program_manifest(job: Job, student: Student, result: Mapping[str, Any]) -> dict[str, Any]:
+    """What an artifact says of where its program comes from.
+
+    Args:
+        result: the report of the job, JSON-ready.
+    """
+    config, rubric, engine = job.config, job.session.rubric, job.session.lm.recording.backend
+    return {
+        "assay": __version__,
+        "dspy": dspy.__version__,
+        "program": job.session.program_name,
+        "version": program_version(student.program, student.settings["adapter"]),
+        "settings": student.settings,
+        "model": config.model,
+        "api_base": config.api_base,
+        "weights": engine.weights,
+        "adapters": list(engine.adapters),
+        "rubric": {"name": rubric.name, "version": rubric.version, "criteria": [c.describe() for c in rubric.criteria]},
+        "judge_model": config.judge_model if rubric.needs_judge else None,
+        "data": {"spec": config.data, "salt": config.salt, "sha256": job.splits.manifest()["sha256"], "sizes": job.splits.sizes()},
+        "seed": config.seed,
+        "run": job.run_id,
+        "parent": str(job.artifact.path) if job.artifact else None,
+        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "result": dict(result),
+    }
 
 
 @dataclass

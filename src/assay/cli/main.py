@@ -19,6 +19,7 @@ _COMMANDS = {
     "models": "List and fetch language models.",
     "run": "One prediction of a program or an artifact.",
     "traces": "Look at what happened.",
+    "tune": "Search an agent's five parameters.",
 }
 
 

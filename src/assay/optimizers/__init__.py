@@ -1,6 +1,7 @@
-"""The ways to improve. So far: prompts."""
+"""The ways to improve. So far: prompts, judges, agent parameters."""
 
 from assay.optimizers.evaluation import Evaluation, evaluate
+from assay.optimizers.parameters import RLTrainer
 from assay.optimizers.prompts import AUTO_SEARCH_CALLS, CompileConfig, CompileOutcome, compile_prompts
 from assay.optimizers.repairs import repaired_dspy
 from assay.optimizers.session import Progress, Session, Student
@@ -15,6 +16,7 @@ __all__ = [
     "Evaluation",
     "Gain",
     "Progress",
+    "RLTrainer",
     "Session",
     "Student",
     "compile_prompts",

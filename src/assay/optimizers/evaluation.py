@@ -12,6 +12,7 @@ import numpy as np
 
 from assay.datasets import Task
 from assay.errors import Cancelled
+from assay.optimizers.metrics import TaskRun, measure, run_of
 from assay.optimizers.session import Session, Student
 from assay.optimizers.statistics import mean_interval
 from assay.rubrics import ScoreResult
@@ -28,6 +29,7 @@ class Evaluation:
     tokens: dict[str, int] = field(default_factory=dict)
     calls: dict[str, int] = field(default_factory=dict)
     cost_usd: dict[str, float] = field(default_factory=dict)
+    runs: dict[str, TaskRun] = field(default_factory=dict)  # for the five metrics
 
     def __len__(self) -> int:
         return len(self.results)
@@ -62,6 +64,7 @@ class Evaluation:
         self.tokens.update(other.tokens)
         self.calls.update(other.calls)
         self.cost_usd.update(other.cost_usd)
+        self.runs.update(other.runs)
 
     def take(self, task: Task, prediction: Any) -> None:
         """Takes in a scored run of one task."""
@@ -70,6 +73,10 @@ class Evaluation:
         self.tokens[task.id] = prediction._rollout.tokens
         self.calls[task.id] = len(prediction._rollout.transitions)
         self.cost_usd[task.id] = prediction._rollout.cost_usd
+        score, needed = prediction._result.value, task.metadata.get("tool_calls")
+        self.runs[task.id] = run_of(
+            prediction._rollout, score=None if math.isnan(score) else score, has_tools=getattr(prediction, "_has_tools", False), needed=needed
+        )
 
     def criteria(self) -> dict[str, float | None]:
         """Mean grade of each final criterion over the tasks where it was decided."""
@@ -89,8 +96,8 @@ class Evaluation:
         return {name: {"n": len(found), "reason": Counter(found).most_common(1)[0][0]} for name, found in reasons.items()}
 
     def report(self) -> dict[str, Any]:
-        """JSON-ready: `score`, `interval`, `n`, `unscored`, `failed`, `why_failed`, `undecided`, `criteria`, `task_types`, means of
-        calls and tokens, dollars."""
+        """JSON-ready: `score`, `interval`, `n`, `unscored`, `failed`, `why_failed`, `undecided`, `criteria`, `metrics`, `task_types`,
+        means of calls and tokens, dollars."""
         by_type: dict[str, list[float]] = defaultdict(list)
         for task_id, value in self.scores.items():
             by_type[self.task_types[task_id]] += [] if math.isnan(value) else [value]
@@ -105,6 +112,7 @@ class Evaluation:
             "why_failed": Counter(reasons).most_common(1)[0][0] if reasons else None,
             "undecided": self.undecided(),
             "criteria": self.criteria(),
+            "metrics": measure(list(self.runs.values())).to_dict(),
             "task_types": {kind: float(np.mean(values)) if values else None for kind, values in sorted(by_type.items())},
             "calls_per_task": float(np.mean(list(self.calls.values()))) if self.calls else 0.0,
             "tokens_per_task": float(np.mean(list(self.tokens.values()))) if self.tokens else 0.0,

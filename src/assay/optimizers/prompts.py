@@ -17,17 +17,19 @@ from assay.datasets import Splits, Task
 from assay.datasets.tasks import content_hash
 from assay.errors import BudgetExceeded, ConfigError, ModelError, OptimizerError
 from assay.models.meter import ignore
+from assay.optimizers.comparison import compare
 from assay.optimizers.demonstrations import Demonstration, choose, explore, with_demos
 from assay.optimizers.evaluation import Evaluation, evaluate
 from assay.optimizers.racing import Candidate, best_of, race
 from assay.optimizers.repairs import repaired_dspy
 from assay.optimizers.session import Session, Student
-from assay.optimizers.statistics import Gain, paired_gain
+from assay.optimizers.statistics import Gain
 from assay.optimizers.teleprompters import Proposal, auto_adapters, check_optimizer, propose
 
 __all__ = ["CompileConfig", "CompileOutcome", "compile_prompts"]
 
 AUTO_SEARCH_CALLS = 300
+_SIDES = ("baseline", "compiled")
 _BLOCK = 6  # val tasks of one round of the race
 _REFLECTIVE = 1000  # search calls from which proposals by reflection are worth their price
 
@@ -118,32 +120,14 @@ def _decide(outcome: CompileOutcome, splits: Splits, session: Session) -> None:
             else "the cap ended the search before any candidate was compared on val; the plain program stays as it is"
         )
         return
-    with session.phase("gate"):
-        before = evaluate(outcome.baseline, splits.gate, session, name="gate: baseline")
-        after = evaluate(outcome.compiled, splits.gate, session, name="gate: compiled")
-    _need_scores(before, after, "gate")
-    outcome.gate = paired_gain(before.scores, after.scores)
-    outcome.replaces = outcome.gate.is_gain
+    found = compare(outcome.baseline, outcome.compiled, splits.gate, session, split="gate", names=_SIDES)
+    outcome.gate, outcome.replaces = found.gain, found.gain.is_gain
 
 
 def _report(outcome: CompileOutcome, splits: Splits, session: Session) -> None:
     """The sealed test split, opened here and only here: baseline and result together."""
-    tasks = splits.unseal()
-    session.know(tasks, "test")
-    with session.phase("test"):
-        outcome.test_baseline = evaluate(outcome.baseline, tasks, session, name="test: baseline")
-        if outcome.compiled is outcome.baseline:
-            outcome.test_compiled = outcome.test_baseline
-        else:
-            outcome.test_compiled = evaluate(outcome.compiled, tasks, session, name="test: compiled")
-    _need_scores(outcome.test_baseline, outcome.test_compiled, "test")
-    outcome.test_gain = paired_gain(outcome.test_baseline.scores, outcome.test_compiled.scores)
-
-
-def _need_scores(before: Evaluation, after: Evaluation, split: str) -> None:
-    for evaluation in (before, after):
-        if evaluation.why_unscored is not None:
-            raise ModelError(f"none of the {len(evaluation)} {split} tasks could be scored: {evaluation.why_unscored}")
+    found = compare(outcome.baseline, outcome.compiled, splits.unseal(), session, split="test", names=_SIDES)
+    outcome.test_baseline, outcome.test_compiled, outcome.test_gain = found.before, found.after, found.gain
 
 
 class _Search:

@@ -82,6 +82,11 @@ class Session:
             yield
 
 
+def has_tools(program: dspy.Module) -> bool:
+    """Whether a program, or one inside it, calls tools."""
+    return any(bool(getattr(module, "tools", None)) for module in (program, *(inner for _, inner in program.named_sub_modules())))
+
+
 def as_prediction(output: Any) -> dspy.Prediction:
     """What a program returned: a prediction as it is, anything else as its `answer`."""
     return output if isinstance(output, dspy.Prediction) else dspy.Prediction(answer=output)
@@ -151,7 +156,7 @@ class Student(dspy.Module):  # type: ignore[misc]
             prediction = self._run(inputs, rollout)
             failed = getattr(prediction, "_failed", None)
             rollout.prediction = None if failed else dict(prediction.items())
-        prediction._rollout = rollout
+        prediction._rollout, prediction._has_tools = rollout, has_tools(self.program)
         if task is not None:
             self._score(task, prediction, rollout)
         return prediction

@@ -1,0 +1,130 @@
+"""`assay tune`: the five agent parameters."""
+
+from typing import Any
+
+import click
+
+from assay.cli.shared import Console, keep, pairs, print_json, run_config, run_options, warn_of_failures
+
+__all__ = ["command"]
+
+
+@click.command("tune")
+@click.argument("program")
+@run_options
+@click.option("--method", type=click.Choice(["optuna", "policy"]), default="optuna", show_default=True, help="Search, or a policy that learns.")
+@click.option("--episodes", type=click.IntRange(1), default=10, show_default=True, help="Of a policy.")
+@click.option("--tasks-per-episode", type=click.IntRange(1), help="Train tasks of an episode; all by default.")
+@click.option("--learning-rate", type=float, default=0.01, show_default=True, help="Of a policy.")
+@click.option("--trials", type=click.IntRange(1), default=60, show_default=True, help="Finished trials the study shall have.")
+@click.option("--sampler", default="tpe", show_default=True, help="tpe, gp, cmaes, nsga2, random or grid.")
+@click.option("--pruner", default="auto", show_default=True, help="wilcoxon, hyperband, none, or auto: wilcoxon where there is one objective.")
+@click.option("--objective", default="score", show_default=True, help="Of score, tokens, latency and cost, with commas: several give a Pareto front.")
+@click.option("--range", "ranges", multiple=True, metavar="NAME=LOW:HIGH", help="Search this parameter, here; without any all are searched, whole.")
+@click.option("--also", multiple=True, metavar="ARTIFACT", help="Another compiled artifact of this program, to be tried with its prompts.")
+@click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Runs of each task in a trial.")
+@click.option("--block", type=click.IntRange(1), default=5, show_default=True, help="Tasks between two looks of the pruner.")
+@click.option("--budget", multiple=True, metavar="NAME=VALUE", help="What a run may use for its efficiency: steps, tokens, seconds.")
+@click.option("--study", help="Name of a study to begin or to join; by default the run's own.")
+@click.option("--storage", metavar="URL", help="Database of the study; by default beside the store.")
+@click.option("--train-size", type=int, help="Most tasks taken of train.")
+@click.option("--val-size", type=int, help="Most tasks taken of val.")
+@click.option("--gate-size", type=int, help="Most tasks taken of gate.")
+@click.option("--test-size", type=int, help="Most tasks taken of test.")
+@click.option("--out", help="Folder of the artifact.")
+@click.option("--apply", metavar="ARTIFACT", help="Write a copy of this compiled artifact with the best parameters.")
+def command(program: str, **values: Any) -> None:
+    """Search PROGRAM's five parameters on val, decide on gate, and report on the sealed test split.
+
+    Trials that are losing stop after few tasks; a study is gone on with by --resume, and joined from other machines by --study
+    and --storage.
+    """
+    from assay import tuning
+
+    as_json, store, out, resume, apply = keep(values, "as_json", "store", "out", "resume", "apply")
+    values["sizes"] = {name: size for name in ("train", "val", "gate", "test") if (size := values.pop(f"{name}_size")) is not None}
+    values["objectives"] = tuple(name.strip() for name in values.pop("objective").split(","))
+    values["ranges"] = {name: _range(name, text) for name, text in pairs(values["ranges"], "--range").items()}
+    values["budget"] = {name: _number(text, "--budget") for name, text in pairs(values["budget"], "--budget").items()}
+    report = tuning.tune(program, out=out, apply=apply, store=store, resume=resume, progress=Console(), **run_config(values))  # type: ignore[arg-type]
+    data = report.to_dict()
+    if as_json:
+        print_json(data)
+    else:
+        _show(data)
+
+
+def _range(name: str, text: str) -> tuple[float, float]:
+    low, colon, high = text.partition(":")
+    if not colon:
+        raise click.UsageError(f"--range {name}={text} must be NAME=LOW:HIGH")
+    return _number(low, "--range"), _number(high, "--range")
+
+
+def _number(text: str, flag: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise click.UsageError(f"{flag}: {text!r} is no number") from None
+
+
+def _show(data: dict[str, Any]) -> None:
+    from rich.console import Console as Rich
+    from rich.table import Table
+
+    rich = Rich(highlight=False)
+    before, after, gain = (data["test"][key] for key in ("default", "tuned", "gain"))
+    if before and after and gain:
+        table = Table(title=f"sealed test split, {after['n']} tasks", title_justify="left")
+        for column in ("", "default", "tuned"):
+            table.add_column(column, justify="left" if not column else "right")
+        table.add_row("score", _said(before["score"]), _said(after["score"]), style="bold")
+        for name in after["metrics"]:
+            table.add_row(f"  {name}", _said(before["metrics"][name]), _said(after["metrics"][name]))
+        for label, key in (("LM calls a task", "calls_per_task"), ("tokens a task", "tokens_per_task")):
+            table.add_row(label, f"{before[key]:.1f}", f"{after[key]:.1f}")
+        rich.print(table)
+        warn_of_failures(rich, after)
+        rich.print(f"gain: {_gain(gain)}; tokens {_share(data['test']['tokens'])}", markup=False)
+    if data["gate"]:
+        verdict = "the tuned program replaces the default" if data["replaces"] else "no proof on gate that it is better: keep the default"
+        rich.print(f"gate: {_gain(data['gate'])}; tokens {_share(data['gate']['tokens'])}: {verdict}", markup=False)
+    settings = ", ".join(f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in data["best"].items())
+    rich.print(f"best: {settings}" + (f" ({data['program']})" if len({t["program"] for t in data["history"]}) > 1 else ""), markup=False)
+    if len(data["objectives"]) > 1:
+        _show_front(rich, data)
+    what = "episodes" if data["method"] == "policy" else "trials"
+    rich.print(
+        f"{data['trials']} {what} ({data['pruned']} pruned, {data['failed']} failed), {data['task_runs']} task runs, "
+        f"{100 * data['task_runs_saved']:.0f} % saved by pruning; {data['calls']:,} LM calls ({data['cached']:,} more from the cache), "
+        f"${data['cost_usd']:.4f}", markup=False,
+    )  # fmt: skip
+    for note in [*data["notes"], *([f"stopped early: {data['stopped']}; raise the cap and add --resume"] if data["stopped"] else [])]:
+        rich.print(f"note: {note}", markup=False)
+    rich.print(f"artifact: {data['artifact']}", markup=False, soft_wrap=True)
+
+
+def _show_front(rich: Any, data: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table(title="Pareto front", title_justify="left")
+    for column in ("trial", *data["objectives"], "parameters"):
+        table.add_column(column, justify="left" if column == "parameters" else "right")
+    for trial in sorted(data["front"], key=lambda trial: -(trial["values"][data["objectives"][0]] or 0)):
+        settings = ", ".join(f"{name} {value:.3g}" for name, value in trial["parameters"].items())
+        table.add_row(str(trial["number"]), *(f"{trial['values'][name]:.4g}" for name in data["objectives"]), settings)
+    rich.print(table)
+
+
+def _said(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _gain(gain: dict[str, Any]) -> str:
+    return "nothing was scored in both" if gain["mean"] is None else f"{gain['mean']:+.3f}, 95 % [{gain['low']:+.3f}, {gain['high']:+.3f}]"
+
+
+def _share(found: dict[str, Any]) -> str:
+    if found["mean"] is None:
+        return "not known"
+    return f"{100 * found['mean']:+.0f} %" + ("" if found["low"] is None else f" [{100 * found['low']:+.0f}, {100 * found['high']:+.0f}]")

@@ -1,0 +1,218 @@
+"""The five metrics of how an agent behaves, from its runs. Each is in [0, 1], higher is better, None where nothing measures it.
+
+Asks no model. Runs come from rollouts (`run_of`), or from anybody's agent (`TaskRun` by hand).
+"""
+
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from itertools import combinations
+from typing import Any
+
+from assay.errors import ConfigError
+from assay.traces import Rollout, ToolCall
+
+__all__ = ["METRICS", "AgentMetrics", "Budget", "TaskRun", "measure", "run_of"]
+
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What one run may use up before its efficiency is 0: LM calls, tokens, and seconds."""
+
+    steps: float = 10
+    tokens: float = 4000
+    seconds: float = 30
+
+    def __post_init__(self) -> None:
+        if wrong := {name: value for name, value in asdict(self).items() if not value > 0}:
+            raise ConfigError(f"budget {wrong} must be above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskRun:
+    """One run of an agent on one task.
+
+    Attributes:
+        score: in [0, 1], None where unscored.
+        sample: number of the run among several of the same task.
+        answer: what is compared over samples, and with the reasoning; None where there is none.
+        reasoning: what was thought or observed on the way, the last word last; empty where nothing is known.
+        tools_good: tool calls that were eligible, executed and used; `tools_made` all of them; `tools_needed` how many the task
+            needs, None for an agent without tools.
+        confidence: the agent's own, in [0, 1].
+        metrics: of the five, what an evaluator of one's own said of this run; they go before what is computed here.
+        error: why the agent gave no answer.
+    """
+
+    task_id: str
+    score: float | None
+    task_type: str = "default"
+    sample: int = 0
+    steps: int | None = None
+    tokens: int | None = None
+    seconds: float | None = None
+    cost_usd: float | None = None
+    answer: Any = None
+    reasoning: str = ""
+    tools_good: int = 0
+    tools_made: int = 0
+    tools_needed: int | None = None
+    confidence: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentMetrics:
+    """The five, over all runs; see `measure` for their formulas."""
+
+    accuracy: float | None = None
+    efficiency: float | None = None
+    coherence: float | None = None
+    adaptability: float | None = None
+    tool_usage: float | None = None
+
+    def to_dict(self) -> dict[str, float | None]:
+        return asdict(self)
+
+
+METRICS = tuple(entry.name for entry in fields(AgentMetrics))
+
+
+def measure(runs: Sequence[TaskRun], *, budget: Budget | None = None) -> AgentMetrics:
+    """The five metrics of some runs.
+
+    - accuracy: the mean score of the runs that have one.
+    - efficiency: the mean over runs of 1 - mean(min(1, used / budget)) over what is known of steps, tokens and seconds.
+    - coherence: the mean of two agreements, of those that can be measured: the share of runs whose answer is the last word of
+      their reasoning or tool results; and over tasks with several samples, the share of their pairs with equal answers.
+    - adaptability: the mean score of the worst task type divided by the mean score, at most 1; undefined with one task type,
+      or with a mean of 0.
+    - tool_usage: the mean over runs of good / max(made, needed), good calls being those eligible, executed and used; a run that
+      needs none and makes none has 1.
+
+    A metric that runs bring themselves (`TaskRun.metrics`) is the mean of theirs.
+    """
+    given: dict[str, list[float]] = defaultdict(list)
+    for run in runs:
+        for name, own in run.metrics.items():
+            if name in METRICS and own is not None and math.isfinite(own):
+                given[name].append(own)
+    scores = [(run.task_type, run.score) for run in runs if run.score is not None and math.isfinite(run.score)]
+    kept = budget or Budget()
+    follows = _mean([value for run in runs if (value := _follows(run)) is not None])
+    agreements = [value for value in (follows, _stable(runs)) if value is not None]
+    computed: dict[str, float | None] = {
+        "accuracy": _mean([score for _, score in scores]),
+        "efficiency": _mean([value for run in runs if (value := _efficiency(run, kept)) is not None]),
+        "coherence": _mean(agreements),
+        "adaptability": _adaptability(scores),
+        "tool_usage": _mean([value for run in runs if (value := _tool_usage(run)) is not None]),
+    }
+    return AgentMetrics(**{name: _mean(given[name]) if given[name] else computed[name] for name in METRICS})
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def _efficiency(run: TaskRun, budget: Budget) -> float | None:
+    used = [
+        min(1.0, value / most) for value, most in zip((run.steps, run.tokens, run.seconds), asdict(budget).values(), strict=True) if value is not None
+    ]
+    return None if not used else 1 - math.fsum(used) / len(used)
+
+
+def _follows(run: TaskRun) -> float | None:
+    """Whether the answer is the last word of the reasoning; None where there is no answer or no reasoning."""
+    if run.answer is None or not run.reasoning.strip():
+        return None
+    answer = _plain(run.answer)
+    numbers = _NUMBER.findall(run.reasoning.replace(",", ""))
+    said = _NUMBER.fullmatch(answer.replace(",", ""))
+    if said and numbers:
+        return float(math.isclose(float(numbers[-1]), float(said.group()), rel_tol=1e-6, abs_tol=1e-9))
+    return float(bool(answer) and answer in _plain(run.reasoning))
+
+
+def _stable(runs: Sequence[TaskRun]) -> float | None:
+    groups: dict[str, list[str | None]] = defaultdict(list)
+    for run in runs:
+        groups[run.task_id].append(None if run.answer is None else _plain(run.answer))
+    pairs = [a is not None and a == b for answers in groups.values() for a, b in combinations(answers, 2)]
+    return _mean([float(pair) for pair in pairs])
+
+
+def _plain(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+    return " ".join(text.casefold().split()).rstrip(".")
+
+
+def _adaptability(scores: Sequence[tuple[str, float]]) -> float | None:
+    by_type: dict[str, list[float]] = defaultdict(list)
+    for kind, score in scores:
+        by_type[kind].append(score)
+    mean = _mean([score for _, score in scores])
+    if not mean or len(by_type) < 2:
+        return None
+    return min(1.0, min(math.fsum(values) / len(values) for values in by_type.values()) / mean)
+
+
+def _tool_usage(run: TaskRun) -> float | None:
+    if run.tools_needed is None:
+        return None
+    most = max(run.tools_made, run.tools_needed)
+    return 1.0 if most == 0 else run.tools_good / most
+
+
+def run_of(rollout: Rollout, *, score: float | None, has_tools: bool, needed: int | None = None) -> TaskRun:
+    """A recorded rollout as a run.
+
+    Args:
+        has_tools: whether the program has tools at all.
+        needed: tool calls that the task needs; 1 where None.
+    """
+    prediction = rollout.prediction or {}
+    answers = {name: value for name, value in prediction.items() if name not in ("steps", "reasoning", "thought")}
+    answer = next(iter(answers.values())) if len(answers) == 1 else answers or None
+    calls = rollout.tools
+    probabilities = [p for t in rollout.transitions if t.logprobs for p in t.logprobs]
+    return TaskRun(
+        task_id=rollout.task_id,
+        task_type=rollout.task_type,
+        sample=rollout.sample,
+        score=score,
+        steps=len(rollout.transitions),
+        tokens=rollout.tokens,
+        seconds=math.fsum(t.latency_ms for t in rollout.transitions) / 1000,
+        cost_usd=rollout.cost_usd,
+        answer=answer,
+        reasoning=_reasoning(prediction, calls),
+        tools_good=sum(_good(call, calls[at + 1 :], answer) for at, call in enumerate(calls)),
+        tools_made=len(calls),
+        tools_needed=(1 if needed is None else needed) if has_tools else None,
+        confidence=math.exp(math.fsum(probabilities) / len(probabilities)) if probabilities else None,
+    )
+
+
+def _reasoning(prediction: Mapping[str, Any], calls: Sequence[ToolCall]) -> str:
+    """What the run thought, or, where it only called tools, what the last of them gave."""
+    said = " ".join(str(prediction[name]) for name in ("reasoning", "thought") if prediction.get(name))
+    results = [call.result for call in calls if call.error is None and call.result is not None]
+    return said or (results[-1] if results else "")
+
+
+def _good(call: ToolCall, later: Sequence[ToolCall], answer: Any) -> bool:
+    """Eligible (no argument empty), executed (no error), and used: its result stands in the answer or in a later call's
+    arguments."""
+    eligible = all(value not in (None, "") for value in call.arguments.values())
+    if not eligible or call.error is not None or call.result is None:
+        return False
+    result = _plain(call.result)
+    seen = [_plain(answer), *(_plain(other.arguments) for other in later)]
+    return bool(result) and any(result in text for text in seen)

@@ -1,0 +1,119 @@
+"""What is searched: the five agent parameters, each in a range, and, where there are several, the program. Asks no model."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from assay.errors import ParameterError
+from assay.programs import RANGES, AgentParameters
+
+__all__ = ["Point", "Space"]
+
+_WHOLE = ("context_length", "max_steps", "reasoning_depth")
+_LOG = ("context_length", "max_steps")  # their effect is by ratios
+_GRID = 4  # values of each parameter on a grid
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting: a program by name, and parameters by name; those that are left out stay as the program has them."""
+
+    program: str
+    parameters: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"program": self.program, "parameters": dict(self.parameters)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """The parameters that are searched, with their ranges, for each program that is tried.
+
+    Attributes:
+        programs: names of the programs, the first being the default.
+        acting: by program, the parameters that do something there; others are not suggested for it.
+        ranges: searched parameters with lowest and highest value, within `RANGES`; all that act, whole, where not given.
+        fixed: parameters that are not searched, with their values.
+    """
+
+    programs: Sequence[str]
+    acting: Mapping[str, Sequence[str]]
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=lambda: dict(RANGES))
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        AgentParameters.of(self.fixed)
+        if unknown := sorted(set(self.ranges) - set(RANGES)):
+            raise ParameterError(f"unknown agent parameter {unknown}; there are {', '.join(RANGES)}")
+        if both := sorted(set(self.ranges) & set(self.fixed)):
+            raise ParameterError(f"{both} are fixed and searched at once; give each a range or a value")
+        for name, (low, high) in self.ranges.items():
+            least, most = RANGES[name]
+            if not least <= low <= high <= most:
+                raise ParameterError(f"the range {low:g} to {high:g} of {name} must rise and lie between {least:g} and {most:g}")
+        if not any(self.searched(program) for program in self.programs):
+            raise ParameterError(f"nothing is searched: {list(self.ranges)} do nothing in {', '.join(self.programs)}")
+
+    def searched(self, program: str) -> list[str]:
+        """The parameters that are searched for a program, in order."""
+        return [name for name in RANGES if name in self.ranges and name in self.acting[program]]
+
+    def suggest(self, trial: Any) -> Point:
+        """A point from an Optuna trial. A parameter that does nothing in the chosen program is not asked for (conditional)."""
+        program = trial.suggest_categorical("program", list(self.programs)) if len(self.programs) > 1 else self.programs[0]
+        return Point(program, {**self._kept(program), **{name: self._value(trial, name) for name in self.searched(program)}})
+
+    def _value(self, trial: Any, name: str) -> float | int:
+        low, high = self.ranges[name]
+        if name in _WHOLE:
+            return int(trial.suggest_int(name, int(low), int(high), log=name in _LOG))
+        return float(trial.suggest_float(name, low, high))
+
+    def _kept(self, program: str) -> dict[str, Any]:
+        return {name: value for name, value in self.fixed.items() if name in self.acting[program]}
+
+    def place(self, name: str, value: float) -> float:
+        """Where a value stands in its range, in [0, 1]; by ratios for those that act by ratios."""
+        low, high = self.ranges[name]
+        if high == low:
+            return 0.5
+        if name in _LOG:
+            return min(1.0, max(0.0, math.log(value / low) / math.log(high / low)))
+        return min(1.0, max(0.0, (value - low) / (high - low)))
+
+    def at(self, name: str, place: float) -> float | int:
+        """The value at a place; a place outside [0, 1] is moved to the edge."""
+        low, high = self.ranges[name]
+        kept = min(1.0, max(0.0, place))
+        value = low * (high / low) ** kept if name in _LOG else low + kept * (high - low)
+        return min(int(high), max(math.ceil(low), round(value))) if name in _WHOLE else min(high, max(low, value))
+
+    def asked(self, point: Point) -> dict[str, Any]:
+        """A point as what Optuna is asked to try, values outside the ranges moved to their edge."""
+        values = {
+            name: min(max(point.parameters[name], self.ranges[name][0]), self.ranges[name][1])
+            for name in self.searched(point.program)
+            if name in point.parameters
+        }
+        return {**({"program": point.program} if len(self.programs) > 1 else {}), **values}
+
+    def grid(self) -> dict[str, list[Any]]:
+        """A few values of each parameter over its range, for a grid."""
+        import numpy as np
+
+        found: dict[str, list[Any]] = {"program": list(self.programs)} if len(self.programs) > 1 else {}
+        for name in dict.fromkeys(name for program in self.programs for name in self.searched(program)):
+            low, high = self.ranges[name]
+            values = np.geomspace(low, high, _GRID) if name in _LOG else np.linspace(low, high, _GRID)
+            found[name] = sorted({round(float(value)) if name in _WHOLE else float(value) for value in values})
+        return found
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-ready: what a study searches, to be held against another's."""
+        return {
+            "programs": list(self.programs),
+            "searched": {program: self.searched(program) for program in self.programs},
+            "ranges": {name: list(self.ranges[name]) for name in RANGES if name in self.ranges},
+            "fixed": dict(self.fixed),
+        }

@@ -1,0 +1,104 @@
+"""Agents with a known optimum: published test functions over the five parameters, seen only as right or wrong answers."""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from assay.errors import ConfigError
+from assay.optimizers.parameters import Space
+from assay.programs import RANGES, AgentParameters
+
+__all__ = ["FUNCTIONS", "SyntheticAgent"]
+
+_BEST = 0.95  # success at the optimum
+_SPACE = Space(programs=["agent"], acting={"agent": list(RANGES)})
+
+
+def _ackley(u: np.ndarray) -> float:
+    """Ackley 1987, on [-2, 2] around an optimum off the middle; minimum 0."""
+    x = 4 * (u - np.array([0.3, 0.2, 0.6, 0.35, 0.7]))
+    return float(-20 * np.exp(-0.2 * np.sqrt((x**2).mean())) - np.exp(np.cos(2 * np.pi * x).mean()) + 20 + np.e)
+
+
+def _rosenbrock(u: np.ndarray) -> float:
+    """Rosenbrock 1960, Computer Journal 3:175, on [-2.048, 2.048], its logarithm; minimum 0 where every x is 1."""
+    x = 4.096 * u - 2.048
+    return float(np.log1p((100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()))
+
+
+_A = np.array([[10, 3, 17, 3.5, 1.7, 8], [0.05, 10, 17, 0.1, 8, 14], [3, 3.5, 1.7, 10, 17, 8], [17, 8, 0.05, 10, 0.1, 14]])
+_P = 1e-4 * np.array(
+    [
+        [1312, 1696, 5569, 124, 8283, 5886],
+        [2329, 4135, 8307, 3736, 1004, 9991],
+        [2348, 1451, 3522, 2883, 3047, 6650],
+        [4047, 8828, 8732, 5743, 1091, 381],
+    ]
+)
+_ALPHA = np.array([1.0, 1.2, 3.0, 3.2])
+_OPTIMUM = np.array([0.20169, 0.150011, 0.476874, 0.275332, 0.311652, 0.6573])
+
+
+def _hartmann(u: np.ndarray) -> float:
+    """Hartmann's function of six dimensions (Dixon and Szegö 1978), the last fixed at its optimum; minimum -3.32237."""
+    x = np.append(u, _OPTIMUM[5])
+    return float(-(_ALPHA * np.exp(-(_A * (x - _P) ** 2).sum(axis=1))).sum())
+
+
+# function, its minimum, and the middle and width of the logistic map to a success probability: a quarter of the ranges does
+# better than the middle, and about one point in a hundred to four hundred comes within 5 % of the optimum
+FUNCTIONS: dict[str, tuple[Callable[[np.ndarray], float], float, float, float]] = {
+    "ackley": (_ackley, 0.0, 5.6, 0.9),
+    "rosenbrock": (_rosenbrock, 0.0, math.log1p(880), 0.9),
+    "hartmann": (_hartmann, -3.32237, -0.6, 0.5),
+}
+
+
+class SyntheticAgent:
+    """Meets `BaseAgent`: `execute(task)` is right with a probability that the five parameters decide.
+
+    The same seed, task and parameters give the same answer.
+
+    Args:
+        function: `ackley`, `rosenbrock` or `hartmann`.
+        tasks: how many the benchmark has.
+    """
+
+    def __init__(self, function: str = "ackley", *, tasks: int = 50, seed: int = 0) -> None:
+        if function not in FUNCTIONS:
+            raise ConfigError(f"function={function!r} must be one of {', '.join(FUNCTIONS)}")
+        self.function, self.seed, self.executed = function, seed, 0
+        self.tasks: Sequence[str] = [f"task {number}" for number in range(tasks)]
+        self.parameters = AgentParameters()
+
+    def set_parameters(self, parameters: Mapping[str, Any]) -> None:
+        self.parameters = AgentParameters.of(parameters, base=self.parameters)
+
+    def execute(self, task: Any) -> bool:
+        self.executed += 1
+        key = json.dumps([self.seed, str(task), self.parameters.model_dump()])
+        drawn = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
+        return drawn < self.success(self.parameters.model_dump())
+
+    def success(self, parameters: Mapping[str, Any]) -> float:
+        """The true probability of a right answer; `best` at the optimum."""
+        function, least, middle, width = FUNCTIONS[self.function]
+        u = np.array([_SPACE.place(name, parameters[name]) for name in RANGES])
+        return _BEST * _logistic((middle - function(u)) / width) / _logistic((middle - least) / width)
+
+    @property
+    def best(self) -> float:
+        return _BEST
+
+    @staticmethod
+    def right(task: Any, output: Any) -> dict[str, float]:
+        """The evaluator: only whether the answer is right."""
+        return {"accuracy": float(output)}
+
+
+def _logistic(x: float) -> float:
+    return 1 / (1 + math.exp(-max(-60.0, min(60.0, x))))

@@ -1,0 +1,350 @@
+"""Agent parameters searched: spaces, trials that stop early, studies that go on, and what is decided and reported at the end."""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+
+import assay
+from assay.errors import BudgetExceeded, ConfigError, ModelError, ParameterError, ProgramError
+from assay.optimizers.metrics import AgentMetrics, Budget, TaskRun, measure, run_of
+from assay.optimizers.parameters import AgentArena, Point, SearchConfig, Space, open_study, search
+from assay.programs import RANGES, Agent
+from assay.testing import scripted_lm
+from assay.traces import Rollout, ToolCall, Transition
+
+ALL = Space(programs=["agent"], acting={"agent": list(RANGES)})
+
+
+def run(task: str = "t", score: float | None = 1.0, **more: Any) -> TaskRun:
+    return TaskRun(task_id=task, score=score, **more)
+
+
+# -- metrics
+
+
+def test_the_five_metrics_by_hand() -> None:
+    runs = [
+        run(
+            "a", 1.0, task_type="x", steps=5, tokens=1000, seconds=3, answer="42", reasoning="so it is 42", tools_good=1, tools_made=1, tools_needed=1
+        ),
+        run(
+            "b", 0.5, task_type="y", steps=20, tokens=4000, seconds=60, answer="7", reasoning="so it is 8", tools_good=1, tools_made=2, tools_needed=1
+        ),
+        run("c", None, task_type="y", tools_made=0, tools_needed=0),
+    ]
+    found = measure(runs, budget=Budget(steps=10, tokens=2000, seconds=30))
+    # accuracy (1 + 0.5) / 2; efficiency: 1 - (0.5 + 0.5 + 0.1) / 3 and 0; coherence: 42 follows, 7 does not
+    # adaptability: the worst type has 0.5 of a mean of 0.75; tools: 1 / 1, 1 / 2 and none needed
+    assert found == AgentMetrics(
+        accuracy=0.75,
+        efficiency=pytest.approx((1 - 1.1 / 3) / 2),
+        coherence=0.5,
+        adaptability=pytest.approx(0.5 / 0.75),
+        tool_usage=pytest.approx((1 + 0.5 + 1) / 3),
+    )
+
+
+def test_what_nothing_measures_is_none_and_no_number() -> None:
+    assert measure([]).to_dict() == dict.fromkeys(("accuracy", "efficiency", "coherence", "adaptability", "tool_usage"))
+    assert measure([run(score=math.nan)]).accuracy is None
+    assert measure([run(score=0.0)]).adaptability is None
+    with pytest.raises(ConfigError, match="must be above 0"):
+        Budget(steps=0)
+
+
+def test_answers_over_samples_agree_by_pairs() -> None:
+    runs = [run("a", sample=0, answer="Yes."), run("a", sample=1, answer="yes"), run("a", sample=2, answer="no"), run("b", answer="x")]
+    assert measure(runs).coherence == pytest.approx(1 / 3)  # of three pairs of one task; the other task has one answer
+
+
+def test_a_rollout_becomes_a_run() -> None:
+    calls = [ToolCall(name="c", arguments={"e": "1+1"}, result="2"), ToolCall(name="c", arguments={"e": "2*3"}, result="6")]
+    lost = ToolCall(name="c", arguments={"e": "9"}, result="9")
+    rollout = Rollout(
+        task_id="t", prediction={"answer": "6", "steps": []}, transitions=[Transition(t=0, model="m", request={}, tools=[*calls, lost])]
+    )
+    found = run_of(rollout, score=1.0, has_tools=True)
+    assert (found.tools_good, found.tools_made, found.tools_needed, found.answer) == (2, 3, 1, "6")
+    assert run_of(rollout, score=1.0, has_tools=False).tools_needed is None
+
+
+def test_an_evaluator_of_ones_own_goes_first() -> None:
+    assert measure([run(score=0.2, metrics={"accuracy": 0.9, "coherence": 0.4, "unknown": 1.0})]).accuracy == 0.9
+
+
+# -- spaces
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Space(programs=["a"], acting={"a": ["temperature"]}, ranges={"temperature": (0.0, 1.0)}), "between 0.1 and 2"),
+        (lambda: Space(programs=["a"], acting={"a": ["temperature"]}, ranges={"temperature": (1.0, 0.5)}), "must rise"),
+        (lambda: Space(programs=["a"], acting={"a": ["temperature"]}, ranges={"heat": (0, 1)}), "unknown agent parameter"),
+        (lambda: Space(programs=["a"], acting={"a": ["temperature"]}, ranges={"max_steps": (1, 5)}), "nothing is searched"),
+        (lambda: Space(programs=["a"], acting={"a": list(RANGES)}, ranges={"max_steps": (1, 5)}, fixed={"max_steps": 3}), "fixed and searched"),
+        (lambda: Space(programs=["a"], acting={"a": list(RANGES)}, fixed={"temperature": 9}), "between 0.1 and 2"),
+        (lambda: SearchConfig(objectives=("score", "score")), "must be different ones of"),
+        (lambda: SearchConfig(objectives=("score", "tokens"), pruner="wilcoxon"), "goes with one objective"),
+        (lambda: SearchConfig(sampler="magic"), "must be one of tpe"),
+        (lambda: SearchConfig(trials=0), "at least 1"),
+    ],
+)
+def test_wrong_settings_are_refused(build: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build()
+
+
+# -- searches
+
+
+class Aims:
+    """An agent that does the better the nearer its temperature is to 0.6 and its steps to 8. Which tasks it solves is fixed."""
+
+    def __init__(self) -> None:
+        self.parameters: dict[str, Any] = {}
+        self.executed = 0
+
+    def set_parameters(self, parameters: Mapping[str, Any]) -> None:
+        self.parameters = dict(parameters)
+
+    def execute(self, task: Any) -> Any:
+        self.executed += 1
+        off = abs(self.parameters["temperature"] - 0.6) + abs(math.log2(self.parameters["max_steps"] / 8)) / 4
+        return int(task) / 40 < 0.95 - off
+
+    @staticmethod
+    def right(task: Any, output: Any) -> dict[str, float]:
+        return {"accuracy": float(output)}
+
+
+TASKS = [str((number * 7) % 40) for number in range(40)]
+TWO = Space(programs=["agent"], acting={"agent": list(RANGES)}, ranges={"temperature": (0.1, 2.0), "max_steps": (1, 50)})
+
+
+def searched(agent: Any = None, space: Space = TWO, *, url: str | None = None, name: str = "s", tasks: Any = TASKS, **config: Any) -> Any:
+    settings = SearchConfig(**{"trials": 30, **config})
+    study = open_study(name, url, space, settings)
+    return search(
+        AgentArena(agent or Aims(), Aims.right), tasks, space, settings, study, defaults=[Point("agent", {"temperature": 1.5, "max_steps": 30})]
+    )
+
+
+def test_a_search_finds_what_is_good_and_stops_what_is_losing() -> None:
+    agent = Aims()
+    found = searched(agent)
+    assert found.best.values["score"] > 0.8
+    assert found.default.point.parameters == {"temperature": 1.5, "max_steps": 30}
+    assert found.default.number == 0
+    assert found.best.metrics["accuracy"] == found.best.values["score"]
+    assert len(found.trials) == 30
+    assert found.task_runs == agent.executed
+    assert found.saved > 0.2
+    assert {trial.state for trial in found.trials} == {"complete", "pruned"}
+
+
+@pytest.mark.parametrize("sampler", ["random", "grid", "nsga2"])
+def test_other_samplers(sampler: str) -> None:
+    found = searched(sampler=sampler, trials=12, pruner="hyperband")
+    assert found.best.values["score"] >= found.default.values["score"]
+
+
+def test_several_objectives_give_a_front() -> None:
+    class Costly(Aims):
+        def execute(self, task: Any) -> Any:
+            return super().execute(task)
+
+    found = searched(Costly(), objectives=("score", "latency"), trials=12)
+    assert found.saved == 0
+    assert found.best.number in found.front
+    assert set(found.best.values) == {"score", "latency"}
+
+
+def test_a_study_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 's.db'}"
+    first = searched(url=url, trials=6)
+    again = Aims()
+    second = searched(again, url=url, trials=10)
+    assert [trial.number for trial in first.trials] == [trial.number for trial in second.trials][:6]
+    assert len(second.trials) == 10
+    assert again.executed == second.task_runs - first.task_runs
+    other = Space(programs=["agent"], acting={"agent": list(RANGES)}, ranges={"temperature": (0.1, 1.0)})
+    with pytest.raises(ConfigError, match=r"searches something else: .*ranges is .*2\.0.*, not .*1\.0"):
+        searched(space=other, url=url)
+    with pytest.raises(ConfigError, match="objectives is"):
+        searched(url=url, objectives=("latency",))
+
+
+def test_a_cap_within_a_trial_loses_nothing(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 's.db'}"
+
+    class Capped(Aims):
+        def execute(self, task: Any) -> Any:
+            if self.executed >= 100:
+                raise BudgetExceeded("100 calls are spent")
+            return super().execute(task)
+
+    with pytest.raises(BudgetExceeded):
+        searched(Capped(), url=url, trials=20)
+    found = searched(url=url, trials=20)
+    cut = next(trial for trial in found.trials if trial.state == "failed")
+    assert [trial.point for trial in found.trials].count(cut.point) == 2  # tried again from its beginning
+    assert sum(trial.state != "failed" for trial in found.trials) == 20
+
+
+def test_an_agent_that_cannot_be_set_fails_its_trials_and_says_why() -> None:
+    class Refuses(Aims):
+        def set_parameters(self, parameters: Mapping[str, Any]) -> None:
+            if parameters["temperature"] > 0.8:
+                raise ValueError("too hot")
+            super().set_parameters(parameters)
+
+    found = searched(Refuses(), trials=15)
+    failed = [trial for trial in found.trials if trial.state == "failed"]
+    assert failed
+    assert "set_parameters" in failed[0].error
+    assert "too hot" in failed[0].error
+    assert found.best.values["score"] > 0.3
+
+    class Never(Aims):
+        def set_parameters(self, parameters: Mapping[str, Any]) -> None:
+            raise ValueError("never")
+
+    with pytest.raises(ModelError, match=r"none of 5 trials could be scored: .*never"):
+        searched(Never())
+    with pytest.raises(ProgramError, match="needs execute"):
+        AgentArena(object(), Aims.right)  # type: ignore[arg-type]
+
+
+def test_a_metric_that_is_nan_or_constant() -> None:
+    agent = Aims()
+    settings = SearchConfig(trials=5)
+    arena = AgentArena(agent, lambda task, output: {"accuracy": math.nan})
+    with pytest.raises(ModelError, match="score could not be measured"):
+        search(arena, TASKS, TWO, settings, open_study("nan", None, TWO, settings))
+    arena = AgentArena(agent, lambda task, output: {"accuracy": 0.5})
+    found = search(arena, TASKS, TWO, settings, open_study("flat", None, TWO, settings))
+    assert found.best.values["score"] == 0.5
+
+
+def test_an_agent_that_fails_scores_nothing_on_that_task() -> None:
+    class Breaks(Aims):
+        def execute(self, task: Any) -> Any:
+            raise RuntimeError("broken")
+
+    found = searched(Breaks(), trials=3)
+    assert found.best.values["score"] == 0.0
+
+
+# -- programs
+
+
+class Guesses(Agent):
+    """Answers at once; its model is the better the cooler it is asked."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.answer = dspy.Predict("question -> answer")
+
+    def solve(self, **inputs: Any) -> Any:
+        return self.answer(**inputs)
+
+
+def cool(request: Any) -> str:
+    text = str(request.messages[-1].text)
+    number = int(text.split("number ")[1].split()[0].strip('".,}'))
+    right = number / 100 < 1.1 - (request.config.temperature or 1.0)
+    return json.dumps({"answer": "yes" if right else "no"})
+
+
+def tuned(tmp_path: Path, **options: Any) -> Any:
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps({"question": f"number {at} of all", "answer": "yes"}) + "\n" for at in range(100)))
+    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n")
+    program = options.pop("program", Guesses())
+    return assay.tune(
+        program, rubric=tmp_path / "r.yaml", data=str(tmp_path / "d.jsonl"), lm=options.pop("lm", scripted_lm(cool)),
+        store=tmp_path / ".assay" / "a.db", **{"trials": 12, **options},
+    )  # fmt: skip
+
+
+def test_a_program_is_tuned_decided_on_gate_and_reported_on_sealed_tasks(tmp_path: Path) -> None:
+    report = tuned(tmp_path)
+    data = json.loads(json.dumps(report.to_dict(), allow_nan=False))
+    assert set(data["best"]) == set(RANGES)
+    assert data["best"]["temperature"] < 0.4
+    assert data["test"]["tuned"]["score"] > data["test"]["default"]["score"] + 0.2
+    assert data["test"]["gain"]["low"] > 0
+    assert data["replaces"]
+    assert data["trials"] == 12
+    assert set(data["test"]["tuned"]["metrics"]) == {"accuracy", "efficiency", "coherence", "adaptability", "tool_usage"}
+    assert data["test"]["tuned"]["metrics"]["tool_usage"] is None
+    loaded = assay.load(report.artifact)
+    assert loaded.parameters.temperature == data["best"]["temperature"]
+    with assay.Store(tmp_path / ".assay" / "a.db") as store:
+        assert {rollout.phase for rollout in store.rollouts(split="test", limit=1000)} == {"test"}
+
+
+def test_what_a_program_ignores_is_said_and_not_searched(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    class Listens(assay.optimizers.Progress):  # type: ignore[name-defined,misc]
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    plain = tuned(tmp_path, program=dspy.Predict("question -> answer"), trials=6, progress=Listens())
+    assert set(plain.to_dict()["best"]) == {"temperature"}
+    assert any("ignores context_length, max_steps, tool_usage_threshold, reasoning_depth" in line for line in said)
+
+
+def test_tokens_decide_where_scores_are_level(tmp_path: Path) -> None:
+    report = tuned(tmp_path, lm=scripted_lm(lambda request: json.dumps({"answer": "yes"})), objectives=("score", "tokens"), trials=6)
+    assert report.to_dict()["test"]["gain"]["mean"] == 0
+
+
+def test_prompts_and_parameters_are_searched_together_and_applied(tmp_path: Path) -> None:
+    first = tuned(tmp_path, trials=4, out=tmp_path / "one", parameters={"temperature": 2.0}, ranges={"max_steps": (1, 4)})
+    assert first.to_dict()["best"]["temperature"] == 2.0
+    both = tuned(tmp_path, program=Guesses(), also=[str(first.artifact)], trials=8, out=tmp_path / "two")
+    tried = {trial["program"] for trial in both.to_dict()["history"]}
+    assert str(first.artifact) in tried
+    assert len(tried) == 2
+    applied = tuned(tmp_path, trials=8, apply=first.artifact, out=tmp_path / "three", seed=1)
+    assert assay.load(applied.artifact).parameters.temperature == applied.to_dict()["best"]["temperature"]
+    with pytest.raises(ConfigError, match="is no artifact"):
+        tuned(tmp_path, trials=3, apply=tmp_path / "nothing", seed=2)
+
+
+def test_ranges_are_held_wherever_they_come_from(tmp_path: Path) -> None:
+    for options in ({"ranges": {"temperature": (0.0, 9.0)}}, {"parameters": {"temperature": 9.0}}):
+        with pytest.raises(ParameterError, match=r"0\.1"):
+            tuned(tmp_path, **options)
+    for flags, message in (
+        (["--range", "temperature=0:9"], "between 0.1 and 2"),
+        (["--range", "temperature=hot"], "LOW:HIGH"),
+        (["--set", "temperature=9"], "between 0.1 and 2"),
+        (["--objective", "beauty"], "different ones of"),
+        (["--sampler", "x"], "must be one of"),
+    ):
+        command = [sys.executable, "-c", "from assay.cli import main; main()", "tune", "math_qa", "--rubric", "math_qa"]
+        ended = subprocess.run([*command, "--data", "arithmetic:size=40", *flags], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+        assert (ended.returncode, message in ended.stderr) == (2, True), ended.stderr
+
+
+def test_a_policy_tunes_a_program(tmp_path: Path) -> None:
+    data = tuned(tmp_path, method="policy", episodes=25, tasks_per_episode=20, ranges={"temperature": (0.1, 2.0)}).to_dict()
+    assert data["method"] == "policy"
+    assert data["best"]["temperature"] < 0.7
+    assert data["test"]["tuned"]["score"] > data["test"]["default"]["score"]
+    assert data["trials"] == 25
+    assert json.loads(json.dumps(data, allow_nan=False))
+    with pytest.raises(ConfigError, match="must be one of optuna, policy"):
+        tuned(tmp_path, method="magic")
+    with pytest.raises(ConfigError, match="go with method='optuna'"):
+        tuned(tmp_path, method="policy", also=["x"])
