@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--model", default="embedded/smollm2-135m")
     parser.add_argument("--optimizer", default="auto")
-    parser.add_argument("--objective")
+    parser.add_argument("--objectives", nargs="+", default=["accuracy", "weighted_kappa"], help="one compile each, of the same readings")
     arguments = parser.parse_args()
 
     found = ratings(arguments.ratings, arguments.set)
@@ -60,12 +60,13 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             labels = Path(folder) / "labels.jsonl"
             write_labels(labels, found, arguments.per_class, seed)
-            data = assay.compile_judge(
-                "What is the sentiment of the text?", labels=str(labels), scale=SCALE, model=arguments.model, seed=seed, salt=f"seed {seed}",
-                optimizer=arguments.optimizer, objective=arguments.objective, store=Path(folder) / ".assay" / "a.db", progress=Lines(),
-            ).to_dict()  # fmt: skip
-        kept = ("objective", "winner", "sizes", "replaces", "gate", "calls", "ceiling", "test", "candidates", "card")
-        print(json.dumps({"set": arguments.set, "seed": seed, **{name: data[name] for name in kept}}), flush=True)
+            for objective in arguments.objectives:
+                data = assay.compile_judge(
+                    "What is the sentiment of the text?", labels=str(labels), scale=SCALE, model=arguments.model, seed=seed, salt=f"seed {seed}",
+                    optimizer=arguments.optimizer, objective=objective, store=Path(folder) / ".assay" / "a.db", progress=Lines(),
+                ).to_dict()  # fmt: skip
+                kept = ("objective", "winner", "sizes", "replaces", "gate", "calls", "ceiling", "test", "candidates", "card")
+                print(json.dumps({"set": arguments.set, "seed": seed, **{name: data[name] for name in kept}}), flush=True)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,12 @@ def test_the_mapped_folders_exist() -> None:
 @pytest.mark.model
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("example", "flags"), [("rubric_anywhere.py", []), ("trl_reward.py", ["--steps", "1", "--generations", "2", "--tokens", "8"])]
+    ("example", "flags"),
+    [
+        ("rubric_anywhere.py", []),
+        ("trl_reward.py", ["--steps", "1", "--generations", "2", "--tokens", "8"]),
+        ("parameter_impact_example.py", ["--tasks", "4", "--levels", "2", "--ranges", "max_steps=1:4"]),
+    ],
 )
 def test_examples_run(embedded: str, own_folder: Path, example: str, flags: list[str]) -> None:
     done = subprocess.run([sys.executable, str(ROOT / "examples" / example), *flags, "--json"], capture_output=True, text=True, timeout=900)
@@ -63,6 +68,10 @@ def test_examples_run(embedded: str, own_folder: Path, example: str, flags: list
     if example == "trl_reward.py":
         assert found["steps"] == 1
         assert 0 <= found["log"][0]["reward"] <= 1
+    elif example == "parameter_impact_example.py":
+        assert [effect["value"] for effect in found["effects"]] == [1.0, 4.0]
+        assert found["effects"][0]["metrics"]["tokens"]["mean"] < found["effects"][1]["metrics"]["tokens"]["mean"]
+        assert (own_folder / "impact" / "impact.png").exists()
     else:
         assert found["plain callable"] == 1.0
         assert len(found["a group, in pairs"]) == 3
@@ -75,6 +84,18 @@ def test_examples_of_tuning_make_agents_better(own_folder: Path, example: str, l
     found = json.loads(done.stdout)
     assert found["after"]["score"] > found["before"]["score"] + least
     assert found["after"].keys() == found["before"].keys()
+
+
+@pytest.mark.postgres
+@pytest.mark.slow
+def test_processes_share_a_study_on_postgresql(own_folder: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "distributed_tuning.py"), "--workers", "4", "--trials", "24", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert found["doubled"] == 0
+    assert 24 <= sum(found["states"].values()) <= 27  # others may have begun a last one
+    assert set(found["states"]) <= {"COMPLETE", "PRUNED"}
 
 
 def test_the_judges_in_the_documentation_load(own_folder: Path) -> None:

@@ -23,6 +23,7 @@ FLOORS = [
     "judging",
     "verdicts",
     "tuning",
+    "impact",
     "api",
     "cli",
 ]

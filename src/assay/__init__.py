@@ -25,6 +25,7 @@ _WHERE = {
     "load_judge": "assay.jobs",
     "load_rubric": "assay.api",
     "load_tasks": "assay.datasets",
+    "parameter_impact": "assay.impact",
     "tune": "assay.tuning",
 }
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from assay.api import compile, evaluate, load, load_rubric
     from assay.datasets import Task, load_tasks
     from assay.errors import AssayError
+    from assay.impact import parameter_impact
     from assay.jobs import load_judge
     from assay.judging import compile_judge
     from assay.models import get_lm

@@ -47,7 +47,7 @@ __all__ = [
     "program_manifest",
 ]
 
-_NOT_THE_JOB = ("threads", "cache", "trials", "storage")  # how far and where, not what
+_NOT_THE_JOB = ("threads", "cache", "trials", "storage", "workers")  # how far and where, not what
 DEFAULT_MODEL = "embedded/smollm2-135m"
 
 

@@ -2,8 +2,11 @@
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import multiprocessing
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import numpy as np
 
 from assay.deployment import load_artifact, save_artifact
 from assay.deployment.artifact import check_place, is_artifact
-from assay.errors import BudgetExceeded, ConfigError
+from assay.errors import BudgetExceeded, ConfigError, ModelError, StopRun
 from assay.jobs import Job, RunConfig, home_of, open_job, program_manifest
 from assay.models import Meter
 from assay.optimizers import Progress, Student
@@ -27,7 +30,7 @@ from assay.programs.compose import is_agent
 from assay.rubrics import Rubric
 from assay.traces import store_url
 
-__all__ = ["TuneConfig", "TuneReport", "tune"]
+__all__ = ["TuneConfig", "TuneReport", "space_of", "student_at", "tune"]
 
 METHODS = ("optuna", "policy")
 _SIDES = ("default", "tuned")
@@ -43,6 +46,7 @@ class TuneConfig(RunConfig):
         samples: runs of each task in a trial.
         study: name of a study to begin or to join; by default the run's own.
         storage: database URL of the study; by default beside the store, or its own database where that is a server.
+        workers: processes on this machine that share the study; each has its part of the caps. `worker` is a process's number.
         method: `optuna`, or `policy`: a network that learns which parameter to move, for `episodes` of `tasks_per_episode` train
             tasks (all where None), by `learning_rate`.
     """
@@ -61,6 +65,8 @@ class TuneConfig(RunConfig):
     budget: Mapping[str, float] = field(default_factory=dict)
     study: str | None = None
     storage: str | None = None
+    workers: int = 1
+    worker: int = 0
     episodes: int = 10
     tasks_per_episode: int | None = None
     learning_rate: float = 0.01
@@ -71,6 +77,8 @@ class TuneConfig(RunConfig):
             raise ConfigError(f"method={self.method!r} must be one of {', '.join(METHODS)}")
         if self.episodes < 1 or self.learning_rate < 0 or (self.tasks_per_episode or 1) < 1:
             raise ConfigError("episodes and tasks_per_episode must be at least 1, and learning_rate at least 0")
+        if self.workers < 1 or (self.workers > 1 and self.method == "policy"):
+            raise ConfigError(f"workers={self.workers!r} must be at least 1, and a policy walks alone")
         if self.method == "policy" and self.also:
             raise ConfigError("a policy moves the parameters of one program; choices among artifacts go with method='optuna'")
         if self.samples < 1:
@@ -168,6 +176,8 @@ def tune(
     """
     config = TuneConfig.of(program, rubric, data, lm, **options)
     assert isinstance(config, TuneConfig)
+    if config.workers > 1 and not (lm is None and isinstance(program, str) and isinstance(rubric, str | Path)):
+        raise ConfigError("workers are processes of their own: give program, rubric and model by their names")
     shown = progress or Progress()
     if out is not None:
         check_place(Path(out).resolve())
@@ -176,7 +186,7 @@ def tune(
         report = _tuned(job, config, shown, store)
         if report.stopped is None:
             job.status = "done"
-        chosen = _student(job, report.outcome.best.point, config)
+        chosen = student_at(job, report.outcome.best.point, config)
         if apply is not None:
             chosen = _applied(apply, chosen, job)
         name = f"{job.session.program_name.rpartition(':')[2].lower()}-tuned"
@@ -189,8 +199,8 @@ def tune(
 
 
 def _tuned(job: Job, config: TuneConfig, shown: Progress, store: str | Path | None) -> TuneReport:
-    space = _space(job, config, shown)
-    students = {name: _student(job, Point(name, {}), config) for name in space.programs}
+    space = space_of(job, config, shown)
+    students = {name: student_at(job, Point(name, {}), config) for name in space.programs}
     arena = ProgramArena(students, job.session, samples=config.samples)
     for split in ("train", "val"):
         job.session.know(getattr(job.splits, split), split)
@@ -215,10 +225,58 @@ def _by_optuna(
     where = url.rpartition("@")[2]  # without a password
     shown.say(f"study {study.study_name} in {where}: {config.trials} trials of {len(val)} val tasks; the test split is sealed")
     try:
-        return search(arena, val, space, config.search, study, defaults=[default], progress=shown), None
+        with _helped(config, study.study_name, url, store):
+            return search(arena, val, space, config.search, study, defaults=[default], progress=shown), None
     except BudgetExceeded as cap:
         shown.say(f"end of the search: {cap}; the best so far goes on")
         return outcome_of(study, space, config.search, len(val)), str(cap)
+
+
+@contextmanager
+def _helped(config: TuneConfig, study: str, url: str, store: str | Path | None) -> Iterator[None]:
+    """Further processes work on the study while the context is open; what they have at work at its end is finished."""
+    started = multiprocessing.get_context("spawn")
+    helpers = []
+    for number in range(1, config.workers):
+        theirs = replace(config, workers=1, worker=number, study=study, storage=url, **_part(config))
+        helpers.append(started.Process(target=_help, args=(theirs, store), name=f"assay-tune-{number}"))
+    for helper in helpers:
+        helper.start()
+    try:
+        yield
+    except BaseException:
+        for helper in helpers:
+            helper.terminate()  # their trials are put back
+        raise
+    finally:
+        for helper in helpers:
+            helper.join()
+
+
+def _part(config: TuneConfig) -> dict[str, Any]:
+    whole = {name: getattr(config, name) for name in ("max_calls", "max_search_calls", "max_tokens", "max_cost_usd")}
+    caps = {name: cap for name, cap in whole.items() if cap is not None}
+    return {name: cap / config.workers if name == "max_cost_usd" else max(1, cap // config.workers) for name, cap in caps.items()}
+
+
+def _help(config: TuneConfig, store: str | Path | None) -> None:
+    """What a further process does: trials, until there are enough. It decides and reports nothing."""
+    signal.signal(signal.SIGTERM, _stopped)
+    silent = Progress()
+    try:
+        with open_job(config, program=config.program, rubric=config.rubric, progress=silent, store=store, need=("val",)) as job:
+            space = space_of(job, config, silent)
+            arena = ProgramArena({name: student_at(job, Point(name, {}), config) for name in space.programs}, job.session, samples=config.samples)
+            job.session.know(job.splits.val, "val")
+            study = open_study(str(config.study), str(config.storage), space, config.search, worker=config.worker)
+            with job.session.phase("search"):
+                search(arena, job.splits.val, space, config.search, study, helping=True)
+    except (StopRun, KeyboardInterrupt, ModelError):
+        pass  # the process that began the study says what came of it
+
+
+def _stopped(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def _by_policy(
@@ -263,9 +321,9 @@ def _saving(found: Comparison) -> dict[str, float | None]:
     return {name: None if value is None or math.isnan(value) else value / mean for name, value in zip(("mean", "low", "high"), gap, strict=True)}
 
 
-def _space(job: Job, config: TuneConfig, shown: Progress) -> Space:
+def space_of(job: Job, config: TuneConfig, shown: Progress) -> Space:
     names = [config.program, *(str(path) for path in config.also)]
-    acting = {name: _acting(_student(job, Point(name, {}), config)) for name in names}
+    acting = {name: _acting(student_at(job, Point(name, {}), config)) for name in names}
     ranges = dict(config.ranges) or {name: limits for name, limits in RANGES.items() if name not in config.parameters}
     for name, found in acting.items():
         if idle := [parameter for parameter in ranges if parameter not in found]:
@@ -280,7 +338,7 @@ def _acting(student: Student) -> list[str]:
     return [name for name in RANGES if name != "tool_usage_threshold" or has_tools(student.program)]
 
 
-def _student(job: Job, point: Point, config: TuneConfig) -> Student:
+def student_at(job: Job, point: Point, config: TuneConfig) -> Student:
     """The program of a point: the job's own, or an artifact of the same program."""
     if point.program == config.program:
         student = copy.deepcopy(job.student)

@@ -337,6 +337,24 @@ def test_ranges_are_held_wherever_they_come_from(tmp_path: Path) -> None:
         assert (ended.returncode, message in ended.stderr) == (2, True), ended.stderr
 
 
+def test_what_each_parameter_does_is_measured_and_drawn(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps({"question": f"number {at} of all", "answer": "yes"}) + "\n" for at in range(100)))
+    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n")
+    report = assay.parameter_impact(
+        Guesses(), rubric=tmp_path / "r.yaml", data=str(tmp_path / "d.jsonl"), lm=scripted_lm(cool), store=tmp_path / ".assay" / "a.db",
+        out=tmp_path / "impact", levels=3,
+    )  # fmt: skip
+    data = json.loads((tmp_path / "impact" / "impact.json").read_text())
+    assert (tmp_path / "impact" / "impact.png").read_bytes().startswith(b"\x89PNG")
+    moved = {effect["value"]: effect for effect in data["effects"] if effect["parameter"] == "temperature"}
+    assert moved[0.1]["metrics"]["accuracy"]["mean"] > 0.9
+    assert moved[2.0]["metrics"]["accuracy"]["mean"] == 0.0
+    assert moved[2.0]["changes"]["accuracy"]["high"] < 0
+    assert moved[0.1]["changes"]["accuracy"]["low"] > 0
+    assert set(data["without_effect"]) == {"max_steps", "reasoning_depth", "context_length"}
+    assert any("max_steps had no effect" in note for note in report.notes)
+
+
 def test_a_policy_tunes_a_program(tmp_path: Path) -> None:
     data = tuned(tmp_path, method="policy", episodes=25, tasks_per_episode=20, ranges={"temperature": (0.1, 2.0)}).to_dict()
     assert data["method"] == "policy"
@@ -348,3 +366,21 @@ def test_a_policy_tunes_a_program(tmp_path: Path) -> None:
         tuned(tmp_path, method="magic")
     with pytest.raises(ConfigError, match="go with method='optuna'"):
         tuned(tmp_path, method="policy", also=["x"])
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_the_command_tunes_with_several_workers_stops_at_a_kill_and_goes_on(embedded: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", "from assay.cli import main; main()", "tune", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=60"]
+    flags = ["--range", "max_steps=2:4", "--range", "temperature=0.1:0.6", "--trials", "4", "--val-size", "4", "--gate-size", "5", "--test-size", "5"]
+    common: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 900, "cwd": tmp_path}
+    cut = subprocess.run([*command, *flags, "--json", "--max-calls", "12"], **common)
+    assert cut.returncode in (0, 1), cut.stderr
+    ended = subprocess.run([*command, *flags, "--workers", "2", "--json", "--resume"], **common)
+    assert ended.returncode == 0, ended.stderr
+    data = json.loads(ended.stdout)
+    assert data["complete"] + data["pruned"] >= 4
+    assert 2 <= data["best"]["max_steps"] <= 4
+    assert data["test"]["default"]["n"] == data["test"]["tuned"]["n"] == 5
+    shown = subprocess.run([*command[:3], "run", data["artifact"], "question=What is 17 + 25?"], **common)
+    assert shown.returncode == 0, shown.stderr

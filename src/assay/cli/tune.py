@@ -25,13 +25,16 @@ __all__ = ["command"]
 @click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Runs of each task in a trial.")
 @click.option("--block", type=click.IntRange(1), default=5, show_default=True, help="Tasks between two looks of the pruner.")
 @click.option("--budget", multiple=True, metavar="NAME=VALUE", help="What a run may use for its efficiency: steps, tokens, seconds.")
+@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes on this machine that share the study.")
 @click.option("--study", help="Name of a study to begin or to join; by default the run's own.")
 @click.option("--storage", metavar="URL", help="Database of the study; by default beside the store.")
 @click.option("--train-size", type=int, help="Most tasks taken of train.")
 @click.option("--val-size", type=int, help="Most tasks taken of val.")
 @click.option("--gate-size", type=int, help="Most tasks taken of gate.")
 @click.option("--test-size", type=int, help="Most tasks taken of test.")
-@click.option("--out", help="Folder of the artifact.")
+@click.option("--impact", is_flag=True, help="Search nothing: move each parameter alone over its range, and show what it does.")
+@click.option("--levels", type=click.IntRange(2), default=5, show_default=True, help="Values of each parameter for --impact.")
+@click.option("--out", help="Folder of the artifact, or of what --impact writes.")
 @click.option("--apply", metavar="ARTIFACT", help="Write a copy of this compiled artifact with the best parameters.")
 def command(program: str, **values: Any) -> None:
     """Search PROGRAM's five parameters on val, decide on gate, and report on the sealed test split.
@@ -41,17 +44,54 @@ def command(program: str, **values: Any) -> None:
     """
     from assay import tuning
 
-    as_json, store, out, resume, apply = keep(values, "as_json", "store", "out", "resume", "apply")
+    as_json, store, out, resume, apply, impact, levels = keep(values, "as_json", "store", "out", "resume", "apply", "impact", "levels")
     values["sizes"] = {name: size for name in ("train", "val", "gate", "test") if (size := values.pop(f"{name}_size")) is not None}
     values["objectives"] = tuple(name.strip() for name in values.pop("objective").split(","))
     values["ranges"] = {name: _range(name, text) for name, text in pairs(values["ranges"], "--range").items()}
     values["budget"] = {name: _number(text, "--budget") for name, text in pairs(values["budget"], "--budget").items()}
+    if impact:
+        _impact(program, as_json, out=out, levels=levels, store=store, resume=resume, progress=Console(), **run_config(values))
+        return
     report = tuning.tune(program, out=out, apply=apply, store=store, resume=resume, progress=Console(), **run_config(values))  # type: ignore[arg-type]
     data = report.to_dict()
     if as_json:
         print_json(data)
     else:
         _show(data)
+
+
+def _impact(program: str, as_json: bool, **options: Any) -> None:
+    from rich.console import Console as Rich
+    from rich.table import Table
+
+    from assay.impact import parameter_impact
+
+    data = parameter_impact(program, **options).to_dict()
+    if as_json:
+        print_json(data)
+        return
+    rich = Rich(highlight=False)
+    names = [name for name in data["effects"][0]["metrics"] if any(e["metrics"][name]["mean"] is not None for e in data["effects"])]
+    table = Table(title=f"each parameter moved alone, {data['n']} val tasks; * where it differs from the start (95 %)", title_justify="left")
+    for column in ("parameter", "value", *names):
+        table.add_column(column, justify="left" if column == "parameter" else "right")
+    last = None
+    for effect in data["effects"]:
+        cells = [_cell(effect["metrics"][name]["mean"], effect["changes"][name], name) for name in names]
+        table.add_row("" if effect["parameter"] == last else effect["parameter"], f"{effect['value']:.3g}", *cells)
+        last = effect["parameter"]
+    rich.print(table)
+    for note in data["notes"]:
+        rich.print(f"note: {note}", markup=False)
+    rich.print(f"{data['calls']:,} LM calls ({data['cached']:,} more from the cache), ${data['cost_usd']:.4f}", markup=False)
+    rich.print(f"written: {data['folder']}", markup=False, soft_wrap=True)
+
+
+def _cell(value: float | None, change: dict[str, Any], name: str) -> str:
+    if value is None:
+        return "–"
+    moved = change["low"] is not None and change["low"] * change["high"] > 0
+    return (f"{value:.0f}" if name == "tokens" else f"{value:.2f}") + ("*" if moved else "")
 
 
 def _range(name: str, text: str) -> tuple[float, float]:

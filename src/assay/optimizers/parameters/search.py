@@ -199,10 +199,13 @@ def _pruner(config: SearchConfig) -> Any:
 
 def search(
     arena: Arena, tasks: Sequence[Any], space: Space, config: SearchConfig, study: "optuna.Study", *, defaults: Sequence[Point] = (),
-    progress: Progress | None = None,
+    progress: Progress | None = None, helping: bool = False,
 ) -> SearchOutcome:  # fmt: skip
     """Tries points until the study has as many finished trials as asked for, the defaults first.
 
+    Args:
+        helping: whether another process sees the study through: this one stops as soon as the trials at work there and here
+            are enough.
     Raises:
         BudgetExceeded, Cancelled: the trial at work is put back, to be tried again; everything finished is in the study.
         ModelError: no trial could be scored at all.
@@ -222,7 +225,8 @@ def search(
     def enough(study: "optuna.Study", _: Any) -> None:
         advance(1)
         failed = len(study.get_trials(deepcopy=False, states=(TrialState.FAIL,)))
-        if count() >= config.trials or (failed >= _RETRIES + 2 and not count()) or failed > config.trials:
+        working = len(study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))) if helping else 0
+        if count() + working >= config.trials or (failed >= _RETRIES + 2 and not count()) or failed > config.trials:
             study.stop()
 
     with shown.bar("trials", config.trials) as advance, warnings.catch_warnings():

@@ -1,0 +1,85 @@
+"""The users' line that shows what each parameter does: `assay.parameter_impact`, `assay tune --impact`."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import dspy
+
+from assay.errors import MissingExtra
+from assay.jobs import home_of, open_job
+from assay.models import Meter
+from assay.optimizers import Progress
+from assay.optimizers.metrics import Budget
+from assay.optimizers.parameters import Point, ProgramArena
+from assay.optimizers.parameters.impact import Impact, draw_impact, impact
+from assay.programs import AgentParameters
+from assay.rubrics import Rubric
+from assay.tuning import TuneConfig, space_of, student_at
+
+__all__ = ["ImpactReport", "parameter_impact"]
+
+
+@dataclass
+class ImpactReport:
+    """What `parameter_impact` returns. `to_dict()` is the `--json` object; it lies in `folder` as `impact.json`."""
+
+    found: Impact
+    folder: Path
+    meter: Meter
+    picture: Path | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        usage = self.meter.usage
+        return {
+            **self.found.to_dict(), "folder": str(self.folder), "picture": str(self.picture) if self.picture else None, "notes": self.notes,
+            "calls": usage.calls, "cached": usage.cached, "tokens": usage.tokens, "cost_usd": usage.cost_usd,
+        }  # fmt: skip
+
+
+def parameter_impact(
+    program: str | dspy.Module,
+    *,
+    rubric: str | Path | Rubric,
+    data: str,
+    lm: dspy.LM | None = None,
+    out: str | Path | None = None,
+    levels: int = 5,
+    store: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    **options: Any,
+) -> ImpactReport:
+    """Moves each agent parameter alone over its range on val, the others as the program has them, and measures every metric.
+
+    Args:
+        out: folder of the table and the picture; by default `.assay/impact/PROGRAM`.
+        levels: values of each parameter, spread over its range.
+        options: the fields of `TuneConfig`.
+    Raises:
+        AssayError: what was wrong, which rule, what to do.
+    """
+    config = TuneConfig.of(program, rubric, data, lm, **{"kind": "impact", **options})
+    assert isinstance(config, TuneConfig)
+    shown = progress or Progress()
+    with open_job(config, program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume, need=("val",)) as job:
+        space = space_of(job, config, shown)
+        name = space.programs[0]
+        job.session.know(job.splits.val, "val")
+        defaults = {**AgentParameters().model_dump(), **job.student.settings["parameters"]}
+        start = Point(name, {parameter: defaults[parameter] for parameter in space.searched(name)})
+        arena = ProgramArena({name: student_at(job, Point(name, {}), config)}, job.session, samples=config.samples)
+        with job.session.phase("impact"):
+            found = impact(arena, job.splits.val, space, start, levels=levels, budget=Budget(**config.budget), progress=shown)
+        folder = Path(out) if out else home_of(store) / "impact" / job.session.program_name.rpartition(":")[2].lower()
+        report = ImpactReport(found, folder, job.session.meter)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        report.picture = draw_impact(found, folder / "impact.png")
+    except MissingExtra as error:
+        report.notes.append(f"no picture: {error}")
+    report.notes += [f"{parameter} had no effect on any run" for parameter in found.without_effect]
+    (folder / "impact.json").write_text(json.dumps(report.to_dict(), indent=1))
+    return report

@@ -1,0 +1,163 @@
+"""What each parameter does to an agent: moved alone over its range, the others fixed, its effect on every metric."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from assay.errors import MissingExtra
+from assay.optimizers.metrics import METRICS, Budget, TaskRun, measure
+from assay.optimizers.parameters.arena import Arena
+from assay.optimizers.parameters.space import Point, Space
+from assay.optimizers.session import Progress
+
+__all__ = ["Effect", "Impact", "draw_impact", "impact"]
+
+_RESAMPLES = 400
+_EXTRA = ("tokens", "seconds")
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A parameter at one value: each metric with its 95 % interval, and its change from the start with an interval. An interval
+    is None where fewer than five tasks, or no run, measure it."""
+
+    parameter: str
+    value: float
+    metrics: dict[str, dict[str, float | None]]
+    changes: dict[str, dict[str, float | None]]
+
+    def to_dict(self) -> dict[str, Any]:
+        return vars(self)
+
+
+@dataclass(frozen=True)
+class Impact:
+    """All of it. `without_effect`: parameters under which every run came out the same at every value."""
+
+    start: Point
+    n: int
+    effects: list[Effect]
+    without_effect: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        effects = [effect.to_dict() for effect in self.effects]
+        return {"start": self.start.to_dict(), "n": self.n, "without_effect": self.without_effect, "effects": effects}
+
+
+def impact(
+    arena: Arena, tasks: Sequence[Any], space: Space, start: Point, *, levels: int = 5, budget: Budget | None = None,
+    progress: Progress | None = None,
+) -> Impact:  # fmt: skip
+    """Runs the agent on the tasks at `levels` values of each parameter.
+
+    Args:
+        start: what the others are fixed at; it names a value for every searched parameter.
+    """
+    shown, kept = progress or Progress(), budget or Budget()
+    names = space.searched(start.program)
+    plans = {name: sorted({space.at(name, place) for place in np.linspace(0, 1, levels)}) for name in names}
+    before = arena.run(start, tasks)
+    effects, still = [], []
+    with shown.bar("values", sum(map(len, plans.values()))) as advance:
+        for name, values in plans.items():
+            seen = []
+            for value in values:
+                runs = arena.run(Point(start.program, {**start.parameters, name: value}), tasks)
+                seen.append(_trace(runs))
+                found, changes = _measured(before, runs, kept)
+                effects.append(Effect(name, float(value), found, changes))
+                advance(1)
+            if all(trace == seen[0] for trace in seen):
+                still.append(name)
+    return Impact(start, len(tasks), effects, still)
+
+
+def _trace(runs: Sequence[TaskRun]) -> list[Any]:
+    return [(run.task_id, run.sample, run.score, run.steps, run.tokens, run.answer) for run in runs]
+
+
+def _values(runs: Sequence[TaskRun], budget: Budget) -> dict[str, float]:
+    found = measure(runs, budget=budget).to_dict()
+    for name in _EXTRA:
+        known = [value for run in runs if (value := getattr(run, name)) is not None]
+        found[name] = float(np.mean(known)) if known else None
+    return {name: np.nan if value is None else value for name, value in found.items()}
+
+
+def _measured(
+    before: Sequence[TaskRun], after: Sequence[TaskRun], budget: Budget
+) -> tuple[dict[str, dict[str, float | None]], dict[str, dict[str, float | None]]]:
+    """Metrics after, and their change, with percentiles over resamples of the tasks."""
+    sides = [_by_task(before), _by_task(after)]
+    tasks = sorted(sides[0].keys() & sides[1].keys())
+    rng = np.random.default_rng(0)
+    draws = [rng.integers(0, len(tasks), len(tasks)) for _ in range(_RESAMPLES)] if len(tasks) >= 5 else []
+    point = [_values(runs, budget) for runs in (before, after)]
+    drawn = [[_values([run for at in rows for run in side[tasks[at]]], budget) for rows in draws] for side in sides]
+    names = (*METRICS, *_EXTRA)
+    found = {name: _interval(point[1][name], [draw[name] for draw in drawn[1]]) for name in names}
+    changes = {
+        name: _interval(point[1][name] - point[0][name], [b[name] - a[name] for a, b in zip(*drawn, strict=True)]) for name in names
+    }  # fmt: skip
+    return found, changes
+
+
+def _by_task(runs: Sequence[TaskRun]) -> dict[str, list[TaskRun]]:
+    groups: dict[str, list[TaskRun]] = defaultdict(list)
+    for run in runs:
+        groups[run.task_id].append(run)
+    return groups
+
+
+def _interval(value: float, draws: Sequence[float]) -> dict[str, float | None]:
+    if np.isnan(value):
+        return {"mean": None, "low": None, "high": None}
+    known = np.array([draw for draw in draws if not np.isnan(draw)])
+    if len(known) < 0.9 * _RESAMPLES:
+        return {"mean": float(value), "low": None, "high": None}
+    low, high = np.percentile(known, [2.5, 97.5])
+    return {"mean": float(value), "low": float(low), "high": float(high)}
+
+
+def draw_impact(found: Impact, path: Path) -> Path:
+    """Small multiples as a PNG: a row for each metric that was measured, a column for each parameter.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtra("matplotlib", "plots") from error
+    parameters = list(dict.fromkeys(effect.parameter for effect in found.effects))
+    rows = [name for name in (*METRICS, "tokens") if any(effect.metrics[name]["mean"] is not None for effect in found.effects)]
+    figure = Figure(figsize=(2.6 * len(parameters) + 1, 1.9 * len(rows) + 0.8), layout="constrained")
+    axes = figure.subplots(len(rows), len(parameters), squeeze=False, sharex="col", sharey="row")
+    for row, metric in enumerate(rows):
+        for column, parameter in enumerate(parameters):
+            _panel(
+                axes[row][column], [effect for effect in found.effects if effect.parameter == parameter], metric, found.start.parameters[parameter]
+            )
+            if parameter in ("context_length", "max_steps"):
+                axes[row][column].set_xscale("log")
+        axes[row][0].set_ylabel(metric.replace("_", " "))
+    for column, parameter in enumerate(parameters):
+        axes[0][column].set_title(parameter.replace("_", " "), fontsize=10)
+    figure.suptitle(f"each parameter moved alone, {found.n} tasks; bars are 95 %, the dashed line is where it starts", fontsize=10)
+    figure.savefig(path, dpi=110)
+    return path
+
+
+def _panel(axes: Any, effects: Sequence[Effect], metric: str, start: float) -> None:
+    known = [effect for effect in effects if effect.metrics[metric]["mean"] is not None]
+    axes.axvline(start, color="0.7", linestyle="--", linewidth=1)
+    axes.plot([effect.value for effect in known], [effect.metrics[metric]["mean"] for effect in known], "o-", color="tab:blue", markersize=4)
+    for effect in known:
+        low, high = effect.metrics[metric]["low"], effect.metrics[metric]["high"]
+        if low is not None:
+            axes.plot([effect.value, effect.value], [low, high], color="tab:blue", alpha=0.5)
+    axes.tick_params(labelsize=8)
