@@ -35,11 +35,7 @@ if arguments.json:
     print(json.dumps(report.to_dict()))
 else:
     for effect in report.found.effects:
-        moved = [
-            name
-            for name, change in effect.changes.items()
-            if change["low"] is not None and change["high"] is not None and change["low"] * change["high"] > 0
-        ]
+        moved = {name for name, change in effect.changes.items() if (change["low"] or 0.0) * (change["high"] or 0.0) > 0}
         shown = ", ".join(f"{name} {effect.metrics[name]['mean']:.2f}{'*' if name in moved else ''}" for name in ("accuracy", "efficiency", "tokens"))
         print(f"{effect.parameter} {effect.value:.3g}: {shown}")
     print(f"written: {report.folder}")

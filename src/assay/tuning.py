@@ -20,7 +20,7 @@ from assay.jobs import Job, RunConfig, home_of, open_job, program_manifest
 from assay.models import Meter
 from assay.optimizers import Progress, Student
 from assay.optimizers.comparison import Comparison, compare
-from assay.optimizers.metrics import Budget
+from assay.optimizers.metrics import Budget, before_and_after
 from assay.optimizers.parameters import Point, ProgramArena, SearchConfig, SearchOutcome, Space, TrialResult, open_study, search, train_policy
 from assay.optimizers.parameters.search import outcome_of
 from assay.optimizers.session import has_tools
@@ -138,6 +138,7 @@ class TuneReport:
                 "tuned": None if self.test is None else self.test.after.report(),
                 "gain": None if self.test is None else self.test.gain.to_dict(),
                 "tokens": None if self.test is None else _saving(self.test),
+                "table": None if self.test is None else _table(self.test),
             },
             "history": [trial.to_dict() for trial in found.trials],
             "stopped": self.stopped,
@@ -309,6 +310,10 @@ def _decide(report: TuneReport, job: Job, tuned: Student) -> None:
         fewer = _saving(report.gate)
         report.replaces = report.gate.gain.is_gain or (report.gate.gain.mean >= 0 and fewer["high"] is not None and fewer["high"] < 0)
     report.test = compare(job.student, after, job.splits.unseal(), job.session, split="test", names=_SIDES)
+
+
+def _table(found: Comparison) -> list[dict[str, Any]]:
+    return before_and_after(list(found.before.runs.values()), list(found.after.runs.values()))
 
 
 def _saving(found: Comparison) -> dict[str, float | None]:

@@ -13,9 +13,10 @@ import pytest
 
 import assay
 from assay.errors import BudgetExceeded, ConfigError, ModelError, ParameterError, ProgramError
-from assay.optimizers.metrics import AgentMetrics, Budget, TaskRun, measure, run_of
+from assay.optimizers.metrics import AgentEvaluator, AgentMetrics, Budget, TaskRun, before_and_after, measure, run_of
 from assay.optimizers.parameters import AgentArena, Point, SearchConfig, Space, open_study, search
 from assay.programs import RANGES, Agent
+from assay.rubrics import JudgeSpec
 from assay.testing import scripted_lm
 from assay.traces import Rollout, ToolCall, Transition
 
@@ -77,6 +78,31 @@ def test_a_rollout_becomes_a_run() -> None:
 
 def test_an_evaluator_of_ones_own_goes_first() -> None:
     assert measure([run(score=0.2, metrics={"accuracy": 0.9, "coherence": 0.4, "unknown": 1.0})]).accuracy == 0.9
+
+
+def test_the_classic_table_by_hand() -> None:
+    before = [run("a", 1.0, confidence=0.5), run("b", 0.4, confidence=0.7), run("c", None)]
+    after = [run("a", 1.0, confidence=0.9), run("b", 0.8, confidence=0.9), run("c", 0.9)]
+    rows = {row["name"]: row for row in before_and_after(before, after)}
+    assert rows["average confidence"] == {
+        "name": "average confidence",
+        "before": 0.6,
+        "after": 0.9,
+        "points": pytest.approx(30),
+        "percent": pytest.approx(50),
+    }
+    assert (rows["task accuracy"]["before"], rows["task accuracy"]["after"]) == (0.5, 1.0)
+    assert rows["response quality"]["after"] == pytest.approx(0.9)
+    assert rows["overall score"]["before"] == pytest.approx((0.6 + 0.5 + 0.7) / 3)
+    assert before_and_after([], [])[0] == {"name": "average confidence", "before": None, "after": None, "points": None, "percent": None}
+
+
+def test_a_rubric_is_an_evaluator() -> None:
+    rubric = assay.Rubric("r", [assay.Criterion(name="right", check=lambda t, p, r: p["answer"] == t.expected["answer"])])
+    evaluator = AgentEvaluator(rubric)
+    assert evaluator({"question": "q", "answer": "x"}, {"answer": "x"}) == {"accuracy": 1.0}
+    silent = AgentEvaluator(assay.Rubric("r", [assay.Criterion(name="judged", judge=JudgeSpec(text="Good?"))]))
+    assert silent({"question": "q"}, {"answer": "x"}) == {}
 
 
 # -- spaces

@@ -124,6 +124,7 @@ def _show(data: dict[str, Any]) -> None:
         for label, key in (("LM calls a task", "calls_per_task"), ("tokens a task", "tokens_per_task")):
             table.add_row(label, f"{before[key]:.1f}", f"{after[key]:.1f}")
         rich.print(table)
+        _show_table(rich, data["test"]["table"])
         warn_of_failures(rich, after)
         rich.print(f"gain: {_gain(gain)}; tokens {_share(data['test']['tokens'])}", markup=False)
     if data["gate"]:
@@ -142,6 +143,18 @@ def _show(data: dict[str, Any]) -> None:
     for note in [*data["notes"], *([f"stopped early: {data['stopped']}; raise the cap and add --resume"] if data["stopped"] else [])]:
         rich.print(f"note: {note}", markup=False)
     rich.print(f"artifact: {data['artifact']}", markup=False, soft_wrap=True)
+
+
+def _show_table(rich: Any, rows: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    table = Table(title="the agent before and after", title_justify="left")
+    for column in ("", "before", "after", "points", "per cent"):
+        table.add_column(column, justify="left" if not column else "right")
+    for row in rows:
+        changes = ("–" if row[key] is None else f"{row[key]:+.1f}" for key in ("points", "percent"))
+        table.add_row(row["name"], _said(row["before"]), _said(row["after"]), *changes)
+    rich.print(table)
 
 
 def _show_front(rich: Any, data: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """The ways to improve. So far: prompts, judges, agent parameters."""
 
 from assay.optimizers.evaluation import Evaluation, evaluate
+from assay.optimizers.metrics import AgentEvaluator, AgentMetrics, measure
 from assay.optimizers.parameters import RLTrainer
 from assay.optimizers.prompts import AUTO_SEARCH_CALLS, CompileConfig, CompileOutcome, compile_prompts
 from assay.optimizers.repairs import repaired_dspy
@@ -11,6 +12,8 @@ from assay.optimizers.teleprompters import OPTIMIZERS
 __all__ = [
     "AUTO_SEARCH_CALLS",
     "OPTIMIZERS",
+    "AgentEvaluator",
+    "AgentMetrics",
     "CompileConfig",
     "CompileOutcome",
     "Evaluation",
@@ -22,6 +25,7 @@ __all__ = [
     "compile_prompts",
     "evaluate",
     "mean_interval",
+    "measure",
     "paired_gain",
     "repaired_dspy",
 ]

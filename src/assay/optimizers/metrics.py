@@ -13,9 +13,10 @@ from itertools import combinations
 from typing import Any
 
 from assay.errors import ConfigError
+from assay.rubrics import Rubric
 from assay.traces import Rollout, ToolCall
 
-__all__ = ["METRICS", "AgentMetrics", "Budget", "TaskRun", "measure", "run_of"]
+__all__ = ["METRICS", "AgentEvaluator", "AgentMetrics", "Budget", "TaskRun", "before_and_after", "measure", "run_of"]
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
@@ -216,3 +217,45 @@ def _good(call: ToolCall, later: Sequence[ToolCall], answer: Any) -> bool:
     result = _plain(call.result)
     seen = [_plain(answer), *(_plain(other.arguments) for other in later)]
     return bool(result) and any(result in text for text in seen)
+
+
+class AgentEvaluator:
+    """A rubric as the evaluator of anybody's agent: `evaluator(task, output)` gives the metrics of one run.
+
+    Args:
+        rubric: scores the output; its score is the accuracy. An output that could not be scored has none.
+    """
+
+    def __init__(self, rubric: Rubric) -> None:
+        self.rubric = rubric
+
+    def __call__(self, task: Any, output: Any) -> dict[str, float]:
+        value = self.rubric.score(task, output).value
+        return {} if math.isnan(value) else {"accuracy": value}
+
+
+def before_and_after(before: Sequence[TaskRun], after: Sequence[TaskRun], *, pass_at: float = 0.8) -> list[dict[str, float | str | None]]:
+    """The classic table of an agent before and after: a row each for average confidence (the agent's own), task accuracy (the share
+    of scored runs with at least `pass_at`), response quality (their mean score), and the overall score, the mean of the others.
+
+    Each row has `name`, `before`, `after`, `points` (the difference times 100) and `percent` (of before); None where nothing
+    measures it, or before is 0.
+    """
+    sides = [_row_values(runs, pass_at) for runs in (before, after)]
+    rows = []
+    for name in sides[0]:
+        old, new = (side[name] for side in sides)
+        points = None if old is None or new is None else 100 * (new - old)
+        percent = None if points is None or not old else points / old
+        rows.append({"name": name, "before": old, "after": new, "points": points, "percent": percent})
+    return rows
+
+
+def _row_values(runs: Sequence[TaskRun], pass_at: float) -> dict[str, float | None]:
+    scores = [run.score for run in runs if run.score is not None and math.isfinite(run.score)]
+    found = {
+        "average confidence": _mean([run.confidence for run in runs if run.confidence is not None]),
+        "task accuracy": _mean([float(score >= pass_at) for score in scores]),
+        "response quality": _mean(scores),
+    }
+    return {**found, "overall score": _mean([value for value in found.values() if value is not None])}
