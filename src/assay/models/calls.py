@@ -28,7 +28,7 @@ class Call:
     completion_tokens: int | None = None
     token_ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = None  # of the sampled tokens, natural log
-    latency_ms: float = 0.0
+    latency_ms: float = 0.0  # of an answer from the cache: what the model once needed for it
     cost_usd: float | None = None
     started_at: float = field(default=0.0)  # unix seconds
     sample: int | None = None

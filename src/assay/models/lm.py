@@ -168,7 +168,9 @@ class RecordingEngine:
             if (record := self.cache.get(key)) is not None:
                 response = response_from_dict(record["response"])
                 self.meter.hit()
-                self._tell(asked, response, ids=record["token_ids"], cached=True, sample=sample, started=started)
+                self._tell(
+                    asked, response, ids=record["token_ids"], cached=True, sample=sample, started=started, latency_ms=record.get("latency_ms", 0.0)
+                )
                 return response
         self.meter.reserve()
         clock = time.perf_counter()
@@ -189,7 +191,7 @@ class RecordingEngine:
             latency_ms = (time.perf_counter() - clock) * 1000
             self._tell(asked, answered, ids=ids, error=error, sample=sample, started=started, latency_ms=latency_ms, cost_usd=cost)
         if self.cache is not None:
-            self.cache.put(key, {"response": response_to_dict(answered), "token_ids": ids})
+            self.cache.put(key, {"response": response_to_dict(answered), "token_ids": ids, "latency_ms": latency_ms})
         return answered
 
     def stream(self, request: lm15.Request) -> Iterator[Any]:
