@@ -3,6 +3,7 @@
 import json
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -217,22 +218,24 @@ def search(
     objective = _Objective(arena, list(tasks), space, config, shown)
     for point in defaults if not study.get_trials(deepcopy=False) else ():
         study.enqueue_trial(space.asked(point), user_attrs={"default": True})
-    finished = (TrialState.COMPLETE, TrialState.PRUNED)
 
-    def count() -> int:
-        return len(study.get_trials(deepcopy=False, states=finished))
+    def states() -> Counter[Any]:
+        return Counter(trial.state for trial in study.get_trials(deepcopy=False))
 
     def enough(study: "optuna.Study", _: Any) -> None:
         advance(1)
-        failed = len(study.get_trials(deepcopy=False, states=(TrialState.FAIL,)))
-        working = len(study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))) if helping else 0
-        if count() + working >= config.trials or (failed >= _RETRIES + 2 and not count()) or failed > config.trials:
+        found = states()
+        done, failed = found[TrialState.COMPLETE] + found[TrialState.PRUNED], found[TrialState.FAIL]
+        working = found[TrialState.RUNNING] if helping else 0
+        if done + working >= config.trials or (failed >= _RETRIES + 2 and not done) or failed > config.trials:
             study.stop()
 
     with shown.bar("trials", config.trials) as advance, warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        advance(count())
-        if count() < config.trials:
+        found = states()
+        done = found[TrialState.COMPLETE] + found[TrialState.PRUNED]
+        advance(done)
+        if done < config.trials:
             try:
                 study.optimize(objective, callbacks=[enough], catch=(ProgramError, ModelError))
             except optuna.exceptions.StorageInternalError as error:
@@ -250,7 +253,6 @@ class _Objective:
         import optuna
 
         point = self.space.suggest(trial)
-        trial.set_user_attr("point", point.to_dict())
         runs: list[TaskRun] = []
         try:
             for step, start in enumerate(range(0, len(self.tasks), self.config.block)):
@@ -259,7 +261,7 @@ class _Objective:
                 if self._losing(trial, step, block, runs) and start + self.config.block < len(self.tasks):
                     self._keep(trial, runs)
                     raise optuna.TrialPruned
-        except StopRun:
+        except (StopRun, KeyboardInterrupt):
             self._put_back(trial)
             raise
         except (ProgramError, ModelError) as error:
@@ -349,10 +351,9 @@ def _result(trial: Any, space: Space, config: SearchConfig) -> TrialResult:
     from optuna.trial import TrialState
 
     found = trial.user_attrs.get("found") or {"scores": {}, "metrics": {}, "tokens": None}
-    point = trial.user_attrs.get("point") or {"program": space.programs[0], "parameters": {}}
     state = {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned"}.get(trial.state, "failed")
     values = dict(zip(config.objectives, trial.values or [None] * len(config.objectives), strict=True))
     return TrialResult(
-        trial.number, Point(point["program"], point["parameters"]), state, values, found["scores"], found["metrics"], found["tokens"],
+        trial.number, space.point(trial.params), state, values, found["scores"], found["metrics"], found["tokens"],
         trial.user_attrs.get("error"),
     )  # fmt: skip

@@ -89,6 +89,11 @@ class Space:
         value = low * (high / low) ** kept if name in _LOG else low + kept * (high - low)
         return min(int(high), max(math.ceil(low), round(value))) if name in _WHOLE else min(high, max(low, value))
 
+    def point(self, params: Mapping[str, Any]) -> Point:
+        """The point that a trial's params are."""
+        program = str(params.get("program", self.programs[0]))
+        return Point(program, {**self._kept(program), **{name: params[name] for name in self.searched(program) if name in params}})
+
     def asked(self, point: Point) -> dict[str, Any]:
         """A point as what Optuna is asked to try, values outside the ranges moved to their edge."""
         values = {
