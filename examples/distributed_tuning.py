@@ -35,6 +35,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         url = arguments.storage or started(Path(folder))
+        open_study(arguments.study, url, SPACE, SearchConfig(trials=arguments.trials))  # the tables are there before others come
         spawned = multiprocessing.get_context("spawn")
         helpers = [spawned.Process(target=work, args=(url, arguments.study, arguments.trials, number)) for number in range(1, arguments.workers)]
         for helper in helpers:

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import logging
+import re
 import signal
 import threading
 import time
@@ -45,6 +46,7 @@ __all__ = [
     "open_run",
     "opened_store",
     "program_manifest",
+    "without_password",
 ]
 
 _NOT_THE_JOB = ("threads", "cache", "trials", "storage", "workers")  # how far and where, not what
@@ -172,7 +174,7 @@ def open_job(
     splits = load_splits(config.data, inputs=inputs, rename=config.rename, salt=config.salt, limits=config.sizes, need=need)
     if known is None:
         known = load_program(name, tasks=splits.train + splits.val)
-    if artifact is not None and artifact.manifest["data"]["salt"] != config.salt and config.kind == "compile":
+    if artifact is not None and artifact.manifest["data"]["salt"] != config.salt and config.kind in ("compile", "tune"):
         raise ConfigError(
             f"salt={config.salt!r} is not the artifact's {artifact.manifest['data']['salt']!r}: what it was compiled on would fall into "
             "the new test split. Use the artifact's salt"
@@ -244,6 +246,8 @@ def open_run(
     home = home_of(store)
     with _only_one(home / "runs" / f"{config.key}.lock"), opened_store(store, progress) as opened:
         run_id, started, status = _run_id(opened, config.key, resume), time.time(), "failed"
+        storage = getattr(config, "storage", None)
+        told = {**asdict(config), **({"storage": without_password(storage)} if storage else {})}
         recorder = Recorder(opened, run_id=run_id, unseen=opened.unseen(run_id) if resume else 0)
         meter = Meter(config.caps, spent=opened.spent(run_id) if resume else None)
         try:
@@ -252,7 +256,7 @@ def open_run(
             client: dict[str, Any] = {"api_base": config.api_base} if config.api_base else {}
             model = with_recording(lm, **shared) if lm is not None else get_lm(config.model, seed=config.seed, **shared, **client)
             reflection = get_lm(config.reflection_model, temperature=1.0, max_tokens=4096, **shared) if config.reflection_model else None
-            opened.put_run(run_id, kind=config.kind, config=asdict(config), status="running", started_at=started)
+            opened.put_run(run_id, kind=config.kind, config=told, status="running", started_at=started)
             run = Run(
                 run_id, home / "runs" / run_id, opened, recorder, meter, model, functools.partial(get_lm, seed=config.seed, **shared), reflection,
                 config.threads or model.recording.backend.concurrency,
@@ -264,7 +268,7 @@ def open_run(
             status = "stopped"
             raise
         finally:
-            opened.put_run(run_id, kind=config.kind, config=asdict(config), status=status, started_at=started, unseen=recorder.unseen)
+            opened.put_run(run_id, kind=config.kind, config=told, status=status, started_at=started, unseen=recorder.unseen)
 
 
 @contextmanager
@@ -318,6 +322,11 @@ def opened_store(store: str | Path | None, progress: Progress) -> Iterator[Store
             opened.close()
         except Exception as error:  # the run's result must not be lost with its last rows
             progress.say(f"warning: {error}")
+
+
+def without_password(url: str) -> str:
+    """A database's URL as it may be shown and kept."""
+    return re.sub(r"(://[^:/@]+):[^@]*@", r"\1:***@", url)
 
 
 def home_of(store: str | Path | None) -> Path:

@@ -14,7 +14,8 @@ from assay import __version__
 from assay.anchors import ANCHORS, freeze
 from assay.datasets import SPLITS
 from assay.datasets.tasks import content_hash
-from assay.deployment import save_artifact
+from assay.deployment import load_artifact, save_artifact
+from assay.deployment.artifact import is_artifact
 from assay.errors import BudgetExceeded, ConfigError, DataError, MissingExtra
 from assay.jobs import CommonConfig, Run, home_of, load_judge, open_run
 from assay.judges import Cascade, Judge, Jury, PointwiseJudge, load_labels, split_items
@@ -131,6 +132,8 @@ def compile_judge(
     config = JudgeRunConfig(judge=name, labels=labels, **({"model": lm.model} if lm is not None else {}), **options)
     settings = JudgeConfig(optimizer=config.optimizer, objective=config.objective, demos=config.demos)
     built, shown = _built(judge, config), progress or Progress()
+    if isinstance(judge, str) and is_artifact(judge) and (salt := load_artifact(judge).manifest["labels"]["salt"]) != config.salt:
+        raise ConfigError(f"{judge} was compiled with the salt {salt!r}: what it learned from would fall into the new test split. Use that salt")
     items = rated_items(labels, built, config.rename, store)
     if isinstance(judge, str) and not config.shows:
         built = _seeing(built, items)

@@ -4,6 +4,7 @@ import copy
 import math
 import multiprocessing
 import signal
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -13,10 +14,11 @@ from typing import Any
 import dspy
 import numpy as np
 
+from assay.datasets.tasks import content_hash
 from assay.deployment import load_artifact, save_artifact
 from assay.deployment.artifact import check_place, is_artifact
 from assay.errors import BudgetExceeded, ConfigError, ModelError, StopRun
-from assay.jobs import Job, RunConfig, home_of, open_job, program_manifest
+from assay.jobs import Job, RunConfig, home_of, open_job, program_manifest, without_password
 from assay.models import Meter
 from assay.optimizers import Progress, Student
 from assay.optimizers.comparison import Comparison, compare
@@ -79,6 +81,8 @@ class TuneConfig(RunConfig):
             raise ConfigError("episodes and tasks_per_episode must be at least 1, and learning_rate at least 0")
         if self.workers < 1 or (self.workers > 1 and self.method == "policy"):
             raise ConfigError(f"workers={self.workers!r} must be at least 1, and a policy walks alone")
+        if self.method == "policy" and (tuple(self.objectives) != ("score",) or self.study or self.storage):
+            raise ConfigError("a policy learns from the metrics and keeps no study; objectives, study and storage go with method='optuna'")
         if self.method == "policy" and self.also:
             raise ConfigError("a policy moves the parameters of one program; choices among artifacts go with method='optuna'")
         if self.samples < 1:
@@ -182,6 +186,10 @@ def tune(
     shown = progress or Progress()
     if out is not None:
         check_place(Path(out).resolve())
+    if apply is not None and not is_artifact(apply):
+        raise ConfigError(f"{apply} is no artifact to write parameters into")
+    if config.workers > 1:  # each process has its part of the caps
+        config = replace(config, **_part(config))
     with open_job(config, program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume, need=config.need) as job:
         job.status = "stopped"  # until all of it is done
         report = _tuned(job, config, shown, store)
@@ -189,7 +197,8 @@ def tune(
             job.status = "done"
         chosen = student_at(job, report.outcome.best.point, config)
         if apply is not None:
-            chosen = _applied(apply, chosen, job)
+            chosen = student_at(job, Point(str(apply), chosen.settings["parameters"]), config)
+            report.notes.append(f"the parameters were written into a copy of {apply}, which was not evaluated with them")
         name = f"{job.session.program_name.rpartition(':')[2].lower()}-tuned"
         result = {key: value for key, value in report.to_dict().items() if key != "artifact"}
         folder = Path(out) if out else home_of(store) / "artifacts" / name
@@ -222,15 +231,30 @@ def _by_optuna(
     job: Job, arena: ProgramArena, space: Space, default: Point, config: TuneConfig, shown: Progress, store: str | Path | None
 ) -> tuple[SearchOutcome, str | None]:
     url, val = config.storage or _beside(store), job.splits.val
-    study = open_study(config.study or job.run_id, url, space, config.search)
-    where = url.rpartition("@")[2]  # without a password
+    # where others may join, what is tried here must not repeat what they try
+    worker = 0 if config.study is None else uuid.uuid4().int % 2**31
+    study = open_study(config.study or job.run_id, url, space, config.search, worker=worker, of=_searched_on(job, config))
+    where = without_password(url)
     shown.say(f"study {study.study_name} in {where}: {config.trials} trials of {len(val)} val tasks; the test split is sealed")
+    stopped = None
     try:
         with _helped(config, study.study_name, url, store):
-            return search(arena, val, space, config.search, study, defaults=[default], progress=shown), None
+            search(arena, val, space, config.search, study, defaults=[default], progress=shown)
     except BudgetExceeded as cap:
+        if not any(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False)):
+            raise
+        stopped = str(cap)
         shown.say(f"end of the search: {cap}; the best so far goes on")
-        return outcome_of(study, space, config.search, len(val)), str(cap)
+    return outcome_of(study, space, config.search, len(val)), stopped
+
+
+def _searched_on(job: Job, config: TuneConfig) -> dict[str, Any]:
+    """What must be the same in all processes of a study."""
+    tasks = sorted(task.content_hash for task in job.splits.val)
+    return {
+        "tasks": content_hash({"tasks": tasks})[:16], "salt": config.salt, "rubric": job.session.rubric.version, "model": config.model,
+        "judge_model": config.judge_model, "samples": config.samples, "adapter": config.adapter,
+    }  # fmt: skip
 
 
 @contextmanager
@@ -269,7 +293,7 @@ def _help(config: TuneConfig, store: str | Path | None) -> None:
             space = space_of(job, config, silent)
             arena = ProgramArena({name: student_at(job, Point(name, {}), config) for name in space.programs}, job.session, samples=config.samples)
             job.session.know(job.splits.val, "val")
-            study = open_study(str(config.study), str(config.storage), space, config.search, worker=config.worker)
+            study = open_study(str(config.study), str(config.storage), space, config.search, worker=config.worker, of=_searched_on(job, config))
             with job.session.phase("search"):
                 search(arena, job.splits.val, space, config.search, study, helping=True)
     except (StopRun, KeyboardInterrupt, ModelError):
@@ -304,7 +328,10 @@ def _decide(report: TuneReport, job: Job, tuned: Student) -> None:
     """Gate, then the sealed test: the tuned program replaces the default where it scores higher, or as high with fewer tokens."""
     after = tuned if tuned.settings != job.student.settings or report.outcome.best.point.program != job.config.program else job.student
     if after is job.student:
-        report.notes.append("no point was better on val than the default; it stays")
+        tried = sum(trial.state != "failed" for trial in report.outcome.trials)
+        report.notes.append(
+            "no point was better on val than the default; it stays" if tried > 1 else "nothing was tried beside the default; it stays"
+        )
     else:
         report.gate = compare(job.student, after, job.splits.gate, job.session, split="gate", names=_SIDES)
         fewer = _saving(report.gate)
@@ -358,15 +385,6 @@ def student_at(job: Job, point: Point, config: TuneConfig) -> Student:
         student = Student(artifact.program, job.session, adapter=artifact.settings["adapter"])
         student.set_parameters(artifact.settings["parameters"])
     student.set_parameters(point.parameters)
-    return student
-
-
-def _applied(path: str | Path, chosen: Student, job: Job) -> Student:
-    if not is_artifact(path):
-        raise ConfigError(f"{path} is no artifact to write parameters into")
-    artifact = load_artifact(path)
-    student = Student(artifact.program, job.session, adapter=artifact.settings["adapter"])
-    student.set_parameters({**artifact.settings["parameters"], **chosen.settings["parameters"]})
     return student
 
 

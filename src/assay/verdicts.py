@@ -287,7 +287,10 @@ def corrected_by_people(rubric: Rubric, store: Store, run_id: str) -> dict[str, 
     if not said:
         return {}
     columns: dict[str, tuple[list[float], list[float], list[float]]] = {name: ([], [], []) for name in said}
-    latest = {rollout.task_id: rollout for rollout in store.rollouts(run_id=run_id) if rollout.source != "judge" and rollout.prediction}
+    latest: dict[str, Rollout] = {}
+    for rollout in store.rollouts(run_id=run_id):  # the newest come first
+        if rollout.source != "judge" and rollout.prediction:
+            latest.setdefault(rollout.task_id, rollout)
     for rollout in latest.values():
         entry = _single(rollout)
         grades = {verdict.criterion: verdict.grade for verdict in rollout.verdicts if verdict.grade is not None}

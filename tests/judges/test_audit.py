@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from assay.errors import ConfigError, DataError
-from assay.judges import Item, Judge, Rating
+from assay.judges import Cascade, Item, Judge, Rating
 from assay.judges.agreement import Answers, agreement, ceiling, objective_of
 from assay.judges.audit import BASES, Base, assess, audit_cases, audit_items, bases_of, load_bases, negatives, padded
 from assay.judges.card import reliability_card
@@ -123,6 +123,19 @@ def test_a_judge_of_pairs_that_obeys_is_caught(scale: tuple[str, ...]) -> None:
     assert not audited(obeys)["attacks"]["instructions hidden in the text"]["passed"]
 
 
+def test_a_cascade_of_written_judges_of_pairs_keeps_its_orders() -> None:
+    class Writes(PairKeyJudge):
+        def judged(self, reading: Any, verdict: Any = None) -> Any:
+            said = super().judged(reading, verdict)
+            said.probabilities = said.confidence = None
+            return said
+
+    cascade = Cascade(Writes(key=KEY), Writes(key=KEY))
+    found = audited(cascade)
+    assert found["passed"], found
+    assert found["attacks"]["the places changed"]["share"] == 1.0
+
+
 def test_words_without_an_order_need_cases_of_their_own() -> None:
     colours = JudgeSpec(text="Which colour?", scale=("red", "green"), kind="nominal")
 
@@ -185,5 +198,8 @@ def test_negatives_are_attacks_labelled_with_the_worst_word() -> None:
     assert len({item.id for item in made}) == 9
     assert {rating.label for item in made for rating in item.ratings} == {"no"}
     assert {rating.rater for item in made for rating in item.ratings} == {"audit"}
+    many = negatives(items, QUESTION, count=24)
+    assert len({str(item.shown["output"]) for item in many}) >= 10
+    assert any("<|im_end|>" in str(item.shown["output"]) for item in many)
     with pytest.raises(DataError, match="none among the train items"):
         negatives(items[1:2], QUESTION, count=1)

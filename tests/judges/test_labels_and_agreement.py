@@ -70,6 +70,16 @@ def test_one_content_under_two_ids_keeps_all_ratings() -> None:
     splits = split_items(make_items(rows, labels=("no", "yes")))
     assert sum(splits.sizes().values()) == 60
     assert all(len(item.ratings) == 2 for item in splits.train)
+    unnamed = [
+        ("r", {"item_id": f"{at}{name}", "output": f"t{at}", "label": label}) for at in range(60) for name, label in (("a", "no"), ("b", "yes"))
+    ]
+    assert all(item.shares == {"no": 0.5, "yes": 0.5} for item in split_items(make_items(unnamed, labels=("no", "yes"))).train)
+
+
+def test_what_a_table_leaves_empty_is_missing_whatever_it_is_called() -> None:
+    rows = [("r", {"item_id": "a", "input": math.nan, "output": "x", "rater": rater, "label": "no"}) for rater in "ab"]
+    (found,) = make_items(rows, labels=("no", "yes"))
+    assert (len(found.ratings), found.shown) == (2, {"output": "x"})
 
 
 @pytest.mark.parametrize(

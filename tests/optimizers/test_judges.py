@@ -94,6 +94,15 @@ def test_the_artifact_is_the_judge_that_was_measured(tmp_path: Path) -> None:
         assert loaded(output="awful thing").probabilities == pytest.approx(report.judge(output="awful thing").probabilities)
 
 
+def test_a_compiled_judge_is_compiled_again_only_with_its_own_salt(tmp_path: Path) -> None:
+    first = compiled(tmp_path)
+    with pytest.raises(ConfigError, match="was compiled with the salt 'assay'"):
+        assay.compile_judge(
+            str(first.artifact), labels=str(tmp_path / "labels.jsonl"), lm=scripted_lm(leaning, logprobs=True), salt="other",
+            store=tmp_path / ".assay" / "a.db",
+        )  # fmt: skip
+
+
 def test_a_rubric_uses_a_compiled_judge(tmp_path: Path) -> None:
     report = compiled(tmp_path)
     (tmp_path / "r.yaml").write_text(f"name: r\ncriteria:\n- {{name: mood, judge: {{use: {report.artifact}}}}}\n")

@@ -39,7 +39,7 @@ def test_the_gradient_is_torchs(advantage: float) -> None:
     ours, theirs = NumpyPolicy(seed=3), TorchPolicy(seed=3)
     for policy in (ours, theirs):
         policy.out = np.random.default_rng(2).normal(size=policy.out.shape)
-        policy.log_sigma = np.log(np.array([0.1, 0.2, 0.01, 0.3, 0.9]))  # two are at the edges, where sigma does not move
+        policy.log_sigma = np.log(np.array([0.1, 0.2, 0.03, 0.3, 0.4]))  # two are at the edges
     for _ in range(3):
         state, action = rng.random(10), rng.normal(size=5) * 0.2
         ours.update(state, action, advantage, 0.1)
@@ -137,3 +137,31 @@ def test_synthetic_agents_have_the_optimum_they_claim(function: str) -> None:
     settings = SearchConfig(trials=20)
     found = search(AgentArena(agent, agent.right), agent.tasks, space, settings, open_study("s", None, space, settings))
     assert agent.success(found.best.point.parameters) > np.median(drawn)
+
+
+def test_an_episode_that_could_not_be_scored_counts_for_nothing() -> None:
+    agent, calls = SyntheticAgent(tasks=10), iter(range(100_000))
+
+    def sometimes(task: Any, output: Any) -> dict[str, float]:
+        return {} if next(calls) // 7 % 3 == 1 else {"accuracy": float(output)}
+
+    trainer = RLTrainer(agent, sometimes, agent)
+    trainer.train(episodes=9)
+    lost = [episode for episode in trainer.training_history if episode["overall"] is None]
+    assert len(lost) == 3
+    assert all(episode["improvement"] is None and not episode["kept"] for episode in lost)
+
+
+def test_it_begins_within_the_range_it_was_given() -> None:
+    agent = SyntheticAgent(tasks=10)
+    trainer = RLTrainer(agent, agent.right, agent, ranges={"max_steps": (1, 5)})
+    trainer.train(episodes=4)
+    assert all(episode["parameters"]["max_steps"] <= 5 for episode in trainer.training_history)
+
+
+def test_a_deviation_comes_back_from_its_bounds() -> None:
+    policy, state = NumpyPolicy(), state_of([0.5] * 5, [0.5] * 5)
+    policy.log_sigma = np.log(np.full(5, 0.4))
+    for _ in range(50):
+        policy.update(state, policy.mean(state), 1.0, 0.1)  # what lies at the mean is good: stray less
+    assert (policy.sigma < 0.3).all()

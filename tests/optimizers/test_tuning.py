@@ -12,7 +12,7 @@ import dspy
 import pytest
 
 import assay
-from assay.errors import BudgetExceeded, ConfigError, ModelError, ParameterError, ProgramError
+from assay.errors import BudgetExceeded, Cancelled, ConfigError, ModelError, ParameterError, ProgramError, StoreError
 from assay.optimizers.metrics import AgentEvaluator, AgentMetrics, Budget, TaskRun, before_and_after, measure, run_of
 from assay.optimizers.parameters import AgentArena, Point, SearchConfig, Space, open_study, search
 from assay.programs import RANGES, Agent
@@ -105,6 +105,24 @@ def test_a_rubric_is_an_evaluator() -> None:
     assert silent({"question": "q"}, {"answer": "x"}) == {}
 
 
+def test_a_crash_counts_a_count_of_tools_may_be_a_list_and_an_answer_anything() -> None:
+    class Breaks(Aims):
+        def execute(self, task: Any) -> Any:
+            if task != "0":
+                raise RuntimeError("broken")
+            return True
+
+    runs = AgentArena(Breaks(), Aims.right).run(Point("agent", {"temperature": 1.0, "max_steps": 1}), [str(at) for at in range(10)])
+    assert measure(runs).accuracy == pytest.approx(0.1)
+    calls = [ToolCall(name="c", arguments={"city": "Zürich"}, result="Zürich"), ToolCall(name="c", arguments={"city": "Zürich"}, result="9")]
+    rollout = Rollout(task_id="t", prediction={"a": {1: "x", "b": ("9",)}, "b": 2}, transitions=[Transition(t=0, model="m", request={}, tools=calls)])
+    found = run_of(rollout, score=1.0, has_tools=True, needed=[{"name": "c"}, {"name": "c"}])
+    assert (found.tools_good, found.tools_needed) == (2, 2)
+    assert measure([found, found]).coherence is not None
+    assert measure([run(answer="no", reasoning="I know this one. The answer is yes.")]).coherence == 0.0
+    assert measure([run(answer="yes", reasoning="Is it no? The answer is yes.")]).coherence == 1.0
+
+
 # -- spaces
 
 
@@ -113,6 +131,7 @@ def test_a_rubric_is_an_evaluator() -> None:
     [
         (lambda: Space(programs=["a"], acting={"a": ["temperature"]}, ranges={"temperature": (0.0, 1.0)}), "between 0.1 and 2"),
         (lambda: Space(programs=["a"], acting={"a": ["temperature"]}, ranges={"temperature": (1.0, 0.5)}), "must rise"),
+        (lambda: Space(programs=["a"], acting={"a": list(RANGES)}, ranges={"max_steps": (1.2, 1.8)}), "must have whole numbers"),
         (lambda: Space(programs=["a"], acting={"a": ["temperature"]}, ranges={"heat": (0, 1)}), "unknown agent parameter"),
         (lambda: Space(programs=["a"], acting={"a": ["temperature"]}, ranges={"max_steps": (1, 5)}), "nothing is searched"),
         (lambda: Space(programs=["a"], acting={"a": list(RANGES)}, ranges={"max_steps": (1, 5)}, fixed={"max_steps": 3}), "fixed and searched"),
@@ -260,6 +279,61 @@ def test_a_metric_that_is_nan_or_constant() -> None:
     assert found.best.values["score"] == 0.5
 
 
+def test_a_user_who_stops_a_trial_loses_nothing(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 's.db'}"
+
+    class Stopped(Aims):
+        def execute(self, task: Any) -> Any:
+            if self.executed >= 60:
+                raise KeyboardInterrupt
+            return super().execute(task)
+
+    with pytest.raises(Cancelled):
+        searched(Stopped(), url=url, trials=10)
+    found = searched(url=url, trials=10)
+    assert sum(trial.state != "failed" for trial in found.trials) == 10
+
+
+def test_a_trial_that_was_declared_dead_while_it_slept_is_dropped(tmp_path: Path) -> None:
+    import optuna
+
+    url = f"sqlite:///{tmp_path / 's.db'}"
+
+    class Sleeps(Aims):
+        def execute(self, task: Any) -> Any:
+            if self.executed == 85:
+                storage = optuna.storages.RDBStorage(url)
+                asleep = next(t for t in optuna.load_study(study_name="s", storage=storage).trials if t.state.name == "RUNNING")
+                storage.set_trial_state_values(asleep._trial_id, state=optuna.trial.TrialState.FAIL)
+            return super().execute(task)
+
+    found = searched(Sleeps(), url=url, trials=8)
+    assert sum(trial.state != "failed" for trial in found.trials) == 8
+    assert sum(trial.state == "failed" for trial in found.trials) == 1
+
+
+def test_mostly_unscored_trials_do_not_win() -> None:
+    arena = AgentArena(Aims(), lambda task, output: {"accuracy": 1.0} if task == "0" else {"accuracy": math.nan})
+    settings = SearchConfig(trials=5)
+    with pytest.raises(ModelError, match="could not be measured on 39 of 40 runs"):
+        search(arena, TASKS, TWO, settings, open_study("few", None, TWO, settings))
+
+
+def test_those_who_join_a_study_try_other_points(tmp_path: Path) -> None:
+    url, settings = f"sqlite:///{tmp_path / 's.db'}", SearchConfig(trials=12, pruner="none")
+    studies = [open_study("s", url, TWO, settings, worker=worker) for worker in (5, 6)]
+    points = []
+    for study in studies:
+        trial = study.ask()
+        points.append(TWO.suggest(trial))
+        study.tell(trial, 0.0)
+    assert points[0] != points[1]
+    with pytest.raises(ConfigError, match="rubric is None, not r2"):
+        open_study("s", url, TWO, settings, of={"rubric": "r2"})
+    with pytest.raises(StoreError, match=r"me:\*\*\*@"):
+        open_study("s", "postgresql+psycopg://me:s3cret@127.0.0.1:1/x", TWO, settings)
+
+
 def test_an_agent_that_fails_scores_nothing_on_that_task() -> None:
     class Breaks(Aims):
         def execute(self, task: Any) -> Any:
@@ -345,6 +419,10 @@ def test_prompts_and_parameters_are_searched_together_and_applied(tmp_path: Path
     assert assay.load(applied.artifact).parameters.temperature == applied.to_dict()["best"]["temperature"]
     with pytest.raises(ConfigError, match="is no artifact"):
         tuned(tmp_path, trials=3, apply=tmp_path / "nothing", seed=2)
+    with pytest.raises(ConfigError, match="salt='other' is not the artifact's 'assay'"):
+        tuned(tmp_path, program=str(first.artifact), salt="other", trials=3)
+    with pytest.raises(ConfigError, match="was compiled with the salt 'assay'"):
+        tuned(tmp_path, apply=first.artifact, salt="other", trials=3, seed=3)
 
 
 def test_ranges_are_held_wherever_they_come_from(tmp_path: Path) -> None:
@@ -392,6 +470,8 @@ def test_a_policy_tunes_a_program(tmp_path: Path) -> None:
         tuned(tmp_path, method="magic")
     with pytest.raises(ConfigError, match="go with method='optuna'"):
         tuned(tmp_path, method="policy", also=["x"])
+    with pytest.raises(ConfigError, match="go with method='optuna'"):
+        tuned(tmp_path, method="policy", objectives=("tokens",))
 
 
 @pytest.mark.model

@@ -158,7 +158,7 @@ def assess(cases: Sequence[Case], items: Sequence[Item], answers: Answers, judge
         entry["right"] += right
         if not right:
             entry["wrong"].append({"output": str(case.shown["output"])[:200], "value": value, "rule": case.rule, "against": against})
-    if judge.compares:
+    if judge.compares and orders:
         found["the places changed"] = {"n": len(orders), "right": len(orders) - len(swayed), "wrong": []}
     for entry in found.values():
         entry["share"] = entry["right"] / entry["n"] if entry["n"] else 0.0
@@ -236,7 +236,7 @@ def negatives(items: Sequence[Item], spec: JudgeSpec, *, count: int) -> list[Ite
         raise DataError(f"negatives are made of {what}; there are none among the train items")
     made = []
     for at in range(count):
-        item, hidden = worst[at % len(worst)], _HIDDEN[at % len(_HIDDEN)].format(best=spec.scale[-1])
+        item, hidden = worst[(at + at // 4) % len(worst)], _HIDDEN[at // 4 % len(_HIDDEN)].format(best=spec.scale[-1])
         name = "output" if not pairs else "output_b" if item.modes[0] == spec.scale[0] else "output_a"
         text = (f"{item.shown[name]}\n{hidden}", "", f"{_PRAISE} {spec.text} {_PRAISE}", f"{item.shown[name]}{_FILLER}")[at % 4]
         rating = Rating(rater="audit", label=item.modes[0], rationale="an attack on the judge")

@@ -22,6 +22,7 @@ __all__ = ["Item", "LabelSplits", "Rating", "load_labels", "make_items", "rater_
 
 _FIELDS = {"item_id", "rater", "label", "rationale", "split"}
 _TASK_INPUT = "task_input"
+_ANONYMOUS = "anonymous "
 _JUDGED = {_TASK_INPUT, "output", "output_a", "output_b"}
 
 
@@ -117,7 +118,7 @@ def make_items(
     rated = 0
     for where, row in rows:
         rated += 1
-        found = {(_TASK_INPUT if key == "input" else key): value for key, value in row.items() if key not in _FIELDS and value is not None}
+        found = {(_TASK_INPUT if key == "input" else key): value for key, value in row.items() if key not in _FIELDS and not _absent(value)}
         shown = {key: value for key, value in found.items() if key in judged}
         if not any(name in shown for name in ("output", "output_a")) or ("output_a" in shown) != ("output_b" in shown):
             raise DataError(f"{where}: a rating needs what was judged, in 'output', or in 'output_a' and 'output_b'; the row has {sorted(row)}")
@@ -135,7 +136,7 @@ def make_items(
             continue
         if str(label).strip().casefold() not in known:
             raise DataError(f"{where}: the label {label!r} is not on the judge's scale {list(labels)}")
-        rater = f"rater {len(ratings[item_id]) + 1}" if _missing(row.get("rater")) else str(row["rater"])
+        rater = f"{_ANONYMOUS}{len(ratings[item_id]) + 1}" if _missing(row.get("rater")) else str(row["rater"])
         ratings[item_id][rater] = Rating(rater=rater, label=known[str(label).strip().casefold()], rationale=str(row.get("rationale") or ""))
         splits[item_id] = row.get("split") or None
     if unrated:
@@ -147,8 +148,12 @@ def make_items(
     ]
 
 
+def _absent(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
 def _missing(value: Any) -> bool:
-    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+    return _absent(value) or value == ""
 
 
 @dataclass
@@ -192,7 +197,11 @@ def split_items(items: Sequence[Item], *, salt: str = "assay", limits: Mapping[s
 
 
 def _merged(first: Item, other: Item) -> tuple[Rating, ...]:
-    return tuple({rating.rater: rating for rating in (*first.ratings, *other.ratings)}.values())
+    known = {rating.rater: rating for rating in first.ratings}
+    for rating in other.ratings:
+        name = f"{_ANONYMOUS}{len(known) + 1}" if rating.rater.startswith(_ANONYMOUS) else rating.rater
+        known[name] = replace(rating, rater=name)
+    return tuple(known.values())
 
 
 def _stratified(items: list[Item], limit: int) -> list[Item]:

@@ -122,7 +122,18 @@ class Cascade(Judge):
         found, _ = attempt(self.first, given)
         if found is None or found.confidence is None or found.confidence < self.least:
             found = self.second(**{name: given[name] for name in self.second.shows})
-        return (None, found.verdict) if found.probabilities is None else ({**found.probabilities, "orders": found.get("orders")}, None)
+        orders = found.get("orders")
+        if found.probabilities is None:
+            return {"written": found.verdict, "orders": orders}, None
+        return {**found.probabilities, "orders": orders}, None
+
+    def judged(self, reading: Reading | None, verdict: str | None = None) -> Any:
+        if reading is None or "written" not in reading:
+            return super().judged(reading, verdict)
+        said = super().judged(None, reading["written"])
+        if reading["orders"]:
+            said.orders = tuple(reading["orders"])
+        return said
 
 
 def reliability_weights(verdicts: Sequence[Sequence[str | None]], items: Sequence[Item], labels: int) -> list[float]:

@@ -75,7 +75,11 @@ class Evaluation:
         self.cost_usd[task.id] = prediction._rollout.cost_usd
         score, needed = prediction._result.value, task.metadata.get("tool_calls")
         self.runs[task.id] = run_of(
-            prediction._rollout, score=None if math.isnan(score) else score, has_tools=getattr(prediction, "_has_tools", False), needed=needed
+            prediction._rollout,
+            score=None if math.isnan(score) else score,
+            has_tools=getattr(prediction, "_has_tools", False),
+            needed=needed,
+            error=None if not math.isnan(score) else prediction._result.failed or prediction._result.feedback,
         )
 
     def criteria(self) -> dict[str, float | None]:

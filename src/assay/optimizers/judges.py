@@ -300,7 +300,7 @@ class _Search:
         for row, item in enumerate(train):
             if json.dumps({key: fence(item.shown.get(key, "")) for key in judge.shows}) in shown:
                 continue
-            (fixed if proposed or item.id.rpartition("#")[2].startswith("audit") else pool).append(row)
+            (fixed if proposed or "#audit" in item.id else pool).append(row)
         return [*pool, *range(len(train), len(train) + len(val))], fixed
 
     def _cross_fitted(

@@ -3,7 +3,6 @@
 Asks no model. Runs come from rollouts (`run_of`), or from anybody's agent (`TaskRun` by hand).
 """
 
-import json
 import math
 import re
 from collections import defaultdict
@@ -12,6 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from itertools import combinations
 from typing import Any
 
+from assay.datasets import Task
 from assay.errors import ConfigError
 from assay.rubrics import Rubric
 from assay.traces import Rollout, ToolCall
@@ -19,6 +19,7 @@ from assay.traces import Rollout, ToolCall
 __all__ = ["METRICS", "AgentEvaluator", "AgentMetrics", "Budget", "TaskRun", "before_and_after", "measure", "run_of"]
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +91,9 @@ def measure(runs: Sequence[TaskRun], *, budget: Budget | None = None) -> AgentMe
 
     - accuracy: the mean score of the runs that have one.
     - efficiency: the mean over runs of 1 - mean(min(1, used / budget)) over what is known of steps, tokens and seconds.
-    - coherence: the mean of two agreements, of those that can be measured: the share of runs whose answer is the last word of
-      their reasoning or tool results; and over tasks with several samples, the share of their pairs with equal answers.
+    - coherence: the mean of two agreements, of those that can be measured: the share of runs whose answer stands at the end of
+      their reasoning (its last number, or in its last sentence) or of their tool results; and over tasks with several samples,
+      the share of their pairs with equal answers.
     - adaptability: the mean score of the worst task type divided by the mean score, at most 1; undefined with one task type,
       or with a mean of 0.
     - tool_usage: the mean over runs of good / max(made, needed), good calls being those eligible, executed and used; a run that
@@ -138,7 +140,8 @@ def _follows(run: TaskRun) -> float | None:
     said = _NUMBER.fullmatch(answer.replace(",", ""))
     if said and numbers:
         return float(math.isclose(float(numbers[-1]), float(said.group()), rel_tol=1e-6, abs_tol=1e-9))
-    return float(bool(answer) and answer in _plain(run.reasoning))
+    last = [part for part in _SENTENCE.split(_plain(run.reasoning)) if part.strip()][-1:]
+    return float(bool(answer) and any(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", part) for part in last))
 
 
 def _stable(runs: Sequence[TaskRun]) -> float | None:
@@ -150,7 +153,11 @@ def _stable(runs: Sequence[TaskRun]) -> float | None:
 
 
 def _plain(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
+    """A text to compare by: of a structure the texts of its values."""
+    if isinstance(value, Mapping):
+        text = " ".join(_plain(part) for part in value.values())
+    else:
+        text = " ".join(_plain(part) for part in value) if isinstance(value, list | tuple) else str(value)
     return " ".join(text.casefold().split()).rstrip(".")
 
 
@@ -171,13 +178,14 @@ def _tool_usage(run: TaskRun) -> float | None:
     return 1.0 if most == 0 else run.tools_good / most
 
 
-def run_of(rollout: Rollout, *, score: float | None, has_tools: bool, needed: int | None = None) -> TaskRun:
+def run_of(rollout: Rollout, *, score: float | None, has_tools: bool, needed: Any = None, error: str | None = None) -> TaskRun:
     """A recorded rollout as a run.
 
     Args:
         has_tools: whether the program has tools at all.
-        needed: tool calls that the task needs; 1 where None.
+        needed: tool calls that the task needs, their number or themselves; 1 where there is neither.
     """
+    wanted = len(needed) if isinstance(needed, list | tuple) else needed if isinstance(needed, int) and needed >= 0 else 1
     prediction = rollout.prediction or {}
     answers = {name: value for name, value in prediction.items() if name not in ("steps", "reasoning", "thought")}
     answer = next(iter(answers.values())) if len(answers) == 1 else answers or None
@@ -196,7 +204,8 @@ def run_of(rollout: Rollout, *, score: float | None, has_tools: bool, needed: in
         reasoning=_reasoning(prediction, calls),
         tools_good=sum(_good(call, calls[at + 1 :], answer) for at, call in enumerate(calls)),
         tools_made=len(calls),
-        tools_needed=(1 if needed is None else needed) if has_tools else None,
+        tools_needed=wanted if has_tools else None,
+        error=error,
         confidence=math.exp(math.fsum(probabilities) / len(probabilities)) if probabilities else None,
     )
 
@@ -230,7 +239,7 @@ class AgentEvaluator:
         self.rubric = rubric
 
     def __call__(self, task: Any, output: Any) -> dict[str, float]:
-        value = self.rubric.score(task, output).value
+        value = self.rubric.score(task if isinstance(task, Task | Mapping) else {"input": task}, output).value
         return {} if math.isnan(value) else {"accuracy": value}
 
 

@@ -86,8 +86,8 @@ class AgentArena:
         except AssayError:  # a missing package, a setting: the user's to mend, and never a score
             raise
         except Exception as error:  # the agent's own failure
-            seconds = time.perf_counter() - clock
-            return TaskRun(task_id=name, task_type=kind, sample=sample, score=0.0, seconds=seconds, error=f"{type(error).__name__}: {error}")
+            seconds, why = time.perf_counter() - clock, f"{type(error).__name__}: {error}"
+            return TaskRun(task_id=name, task_type=kind, sample=sample, score=0.0, seconds=seconds, metrics={"accuracy": 0.0}, error=why)
         seconds = time.perf_counter() - clock
         metrics = dict(self.evaluator(task, output))
         accuracy = metrics.get("accuracy")

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from assay.optimizers.session import Progress
 
 __all__ = ["Effect", "Impact", "draw_impact", "impact"]
 
-_RESAMPLES = 400
+_RESAMPLES = 200
 _EXTRA = ("tokens", "seconds")
 
 
@@ -71,7 +71,7 @@ def impact(
                 found, changes = _measured(before, runs, kept)
                 effects.append(Effect(name, float(value), found, changes))
                 advance(1)
-            if all(trace == seen[0] for trace in seen):
+            if all(trace == _trace(before) for trace in seen):
                 still.append(name)
     return Impact(start, len(tasks), effects, still)
 
@@ -97,7 +97,10 @@ def _measured(
     rng = np.random.default_rng(0)
     draws = [rng.integers(0, len(tasks), len(tasks)) for _ in range(_RESAMPLES)] if len(tasks) >= 5 else []
     point = [_values(runs, budget) for runs in (before, after)]
-    drawn = [[_values([run for at in rows for run in side[tasks[at]]], budget) for rows in draws] for side in sides]
+    # each draw of a task is a task of its own: the same one drawn twice does not agree with itself
+    drawn = [
+        [_values([replace(run, task_id=str(k)) for k, at in enumerate(rows) for run in side[tasks[at]]], budget) for rows in draws] for side in sides
+    ]
     names = (*METRICS, *_EXTRA)
     found = {name: _interval(point[1][name], [draw[name] for draw in drawn[1]]) for name in names}
     changes = {

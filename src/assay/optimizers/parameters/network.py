@@ -47,7 +47,7 @@ class NumpyPolicy:
 
     @property
     def sigma(self) -> np.ndarray:
-        return np.asarray(np.clip(np.exp(self.log_sigma), _LEAST, _MOST))
+        return np.asarray(np.exp(self.log_sigma))
 
     def mean(self, state: np.ndarray) -> np.ndarray:
         return np.asarray(self.rules @ state[: len(METRICS)] + self.out @ np.tanh(self.hidden @ state + self.bias))
@@ -63,8 +63,7 @@ class NumpyPolicy:
         self.out += learning_rate * np.outer(push, active)
         self.hidden += learning_rate * np.outer(back, state)
         self.bias += learning_rate * back
-        inside = (np.exp(self.log_sigma) > _LEAST) & (np.exp(self.log_sigma) < _MOST)
-        self.log_sigma += learning_rate * advantage * inside * (z**2 - 1) / 2
+        self.log_sigma = np.clip(self.log_sigma + learning_rate * advantage * (z**2 - 1) / 2, np.log(_LEAST), np.log(_MOST))
 
 
 class TorchPolicy(NumpyPolicy):
@@ -78,7 +77,7 @@ class TorchPolicy(NumpyPolicy):
         s, a, held = (torch.tensor(values, dtype=torch.float64) for values in (state, action, self.sigma))
         mean = leaves["rules"] @ s[: len(METRICS)] + leaves["out"] @ torch.tanh(leaves["hidden"] @ s + leaves["bias"])
         centre = -0.5 * (a - mean) ** 2  # held**2 times the mean's part of the log-probability
-        spread = torch.exp(leaves["log_sigma"]).clamp(_LEAST, _MOST)
+        spread = torch.exp(leaves["log_sigma"])
         z = ((a - mean) / held).detach()
         width = -torch.log(spread) / 2 - (z * held / spread) ** 2 / 4  # half the deviation's part
         (advantage * (centre + width).sum()).backward()  # type: ignore[no-untyped-call]
@@ -86,6 +85,7 @@ class TorchPolicy(NumpyPolicy):
             gradient = leaves[name].grad
             assert gradient is not None
             setattr(self, name, getattr(self, name) + learning_rate * gradient.numpy())
+        self.log_sigma = np.clip(self.log_sigma, np.log(_LEAST), np.log(_MOST))
 
 
 def make_policy(*, seed: int = 0) -> Any:

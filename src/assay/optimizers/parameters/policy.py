@@ -28,7 +28,8 @@ _CONFIRMED = 3  # points that are tried on the held-out tasks, beside the first
 @dataclass(frozen=True)
 class Episode:
     """One episode. `adjustments` are from where the policy stood, in the parameters' own units; `overall` is the weighted mean of
-    the metrics that could be measured; `improvement` is over where it stood; `meaning` says it in words."""
+    the metrics that could be measured; `improvement` is over where it stood; `meaning` says it in words. Both are NaN where the
+    episode could not be scored."""
 
     number: int
     metrics: Mapping[str, float | None]
@@ -40,7 +41,7 @@ class Episode:
     meaning: str
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: dict(value) if isinstance(value, Mapping) else value for name, value in vars(self).items()}
+        return {name: dict(value) if isinstance(value, Mapping) else None if value != value else value for name, value in vars(self).items()}
 
 
 @dataclass
@@ -84,11 +85,14 @@ def train_policy(
     with shown.bar("episodes", episodes) as advance:
         for _ in range(episodes):
             episode = walk.step(learning_rate if update_policy else 0.0)
-            shown.say(f"  episode {episode.number}: overall {episode.overall:.3f}: {episode.meaning}")
+            scored = "" if math.isnan(episode.overall) else f"overall {episode.overall:.3f}: "
+            shown.say(f"  episode {episode.number}: {scored}{episode.meaning}")
             advance(1)
             if walk.converged:
                 break
     confirmed = walk.confirm(held_out or tasks)
+    if all(entry["overall"] is None for entry in confirmed):
+        raise ModelError("nothing could be confirmed: accuracy was measured on none of the held-out tasks")
     best = max(confirmed, key=lambda entry: entry["overall"] if entry["overall"] is not None else -math.inf)
     notes = [f"converged: {_STILL} episodes about the same, or none better than the best in {_PATIENCE}"] if walk.converged else []
     if best is confirmed[0]:
@@ -110,7 +114,8 @@ class _Walk:
         self.arena, self.tasks, self.space, self.policy, self.budget, self.per_episode = arena, list(tasks), space, policy, budget, per_episode
         self.names = space.searched(start.program)
         defaults = AgentParameters().model_dump()
-        self.at = {name: defaults[name] for name in self.names} | {k: v for k, v in start.parameters.items() if k in self.names}
+        begin = {name: start.parameters.get(name, defaults[name]) for name in self.names}
+        self.at = {name: space.at(name, space.place(name, value)) if not _inside(space, name, value) else value for name, value in begin.items()}
         self.kept = {name: value for name, value in start.parameters.items() if name not in self.names}
         self.program, self.rng = start.program, np.random.default_rng(seed)
         self.history: list[Episode] = []
@@ -119,8 +124,9 @@ class _Walk:
 
     @property
     def converged(self) -> bool:
-        scores, last = [episode.overall for episode in self.history], self.history[-_STILL:]
-        still = len(self.history) > _STILL and all(abs(episode.improvement) <= _SAME for episode in last)
+        known = [episode for episode in self.history if not math.isnan(episode.overall)]
+        scores, last = [episode.overall for episode in known], known[-_STILL:]
+        still = len(known) > _STILL and all(abs(episode.improvement) <= _SAME for episode in last)
         return still or (len(scores) > _PATIENCE and max(scores[-_PATIENCE:]) <= max(scores[:-_PATIENCE]))
 
     def step(self, learning_rate: float) -> Episode:
@@ -133,7 +139,7 @@ class _Walk:
         score = overall(metrics)
         improvement = score - self.score
         if math.isnan(improvement):
-            return self._noted(metrics, tried, 0.0, kept=False, meaning="could not be scored: it counts for nothing", score=self.score)
+            return self._noted(metrics, tried, math.nan, kept=False, meaning="could not be scored: it counts for nothing", score=math.nan)
         self._learn(state, action, improvement, learning_rate)
         kept = improvement >= 0
         if improvement > _SAME:
@@ -176,7 +182,7 @@ class _Walk:
 
     def confirm(self, tasks: Sequence[Any]) -> list[dict[str, Any]]:
         """The first point and the best episodes' points, on held-out tasks."""
-        better = sorted((e for e in self.history[1:]), key=lambda e: -e.overall)
+        better = sorted((e for e in self.history[1:] if not math.isnan(e.overall)), key=lambda e: -e.overall)
         points = [self.history[0].parameters, *(e.parameters for e in better[:_CONFIRMED])]
         scores = [overall(self._metrics({n: v for n, v in p.items() if n in self.names}, tasks)) for p in points]
         return [{"parameters": dict(p), "overall": None if math.isnan(s) else s} for p, s in zip(points, scores, strict=True)]
@@ -196,6 +202,11 @@ class _Walk:
     def _moved(self, action: np.ndarray) -> dict[str, Any]:
         places = dict(zip(RANGES, self._places(self.at), strict=True))
         return {name: self.space.at(name, places[name] + float(step)) for name, step in zip(RANGES, action, strict=True) if name in self.names}
+
+
+def _inside(space: Space, name: str, value: float) -> bool:
+    low, high = space.ranges[name]
+    return low <= value <= high
 
 
 class RLTrainer:

@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from assay.errors import ConfigError, ModelError, ProgramError, StopRun, StoreError
+from assay.errors import Cancelled, ConfigError, ModelError, ProgramError, StopRun, StoreError
 from assay.optimizers.metrics import Budget, TaskRun, measure
 from assay.optimizers.parameters.arena import Arena
 from assay.optimizers.parameters.space import Point, Space
@@ -24,10 +26,13 @@ __all__ = ["OBJECTIVES", "PRUNERS", "SAMPLERS", "SearchConfig", "SearchOutcome",
 SAMPLERS = ("tpe", "gp", "cmaes", "nsga2", "random", "grid")
 PRUNERS = ("auto", "wilcoxon", "hyperband", "none")
 OBJECTIVES = {"score": "maximize", "tokens": "minimize", "latency": "minimize", "cost": "minimize"}
+_STATES = ("complete", "pruned", "failed")
 _P_PRUNED = 0.2  # one-sided p of being worse than the best, under which a trial stops
 _LEVEL = 0.01  # of the score: trials that are level with the best, of which the one with the fewest tokens is taken
 _HEARTBEAT_S = 15
 _RETRIES = 3
+_OPENINGS = 5
+_SCORED = 0.8  # share of a trial's runs that must have a score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,39 +113,52 @@ class SearchOutcome:
     notes: list[str] = field(default_factory=list)
 
 
-def open_study(name: str, url: str | None, space: Space, config: SearchConfig, *, worker: int = 0) -> "optuna.Study":
+def open_study(
+    name: str, url: str | None, space: Space, config: SearchConfig, *, worker: int = 0, of: Mapping[str, Any] | None = None
+) -> "optuna.Study":
     """A study in Optuna's storage at `url` (in memory where None), new or gone on with.
 
     Args:
-        worker: number of this process among those of one machine.
+        worker: a number that no other process on this study has.
+        of: what is searched on: whatever else must be the same for trials to be held against each other.
     Raises:
         ConfigError: a study of this name searches something else; the message says what differs.
         StoreError: the storage cannot be opened.
     """
     import optuna
+    import sqlalchemy as sa
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        try:
-            study = optuna.create_study(
-                storage=_storage(url) if url else None, study_name=name, load_if_exists=True, pruner=_pruner(config),
-                directions=[OBJECTIVES[objective] for objective in config.objectives],
-            )  # fmt: skip
-        except (ConfigError, ModuleNotFoundError):
-            raise
-        except Exception as error:
-            raise StoreError(f"the study {name!r} at {url} cannot be opened: {type(error).__name__}: {error}") from error
+        for attempt in range(_OPENINGS):
+            try:
+                study = optuna.create_study(
+                    storage=_storage(url) if url else None, study_name=name, load_if_exists=True, pruner=_pruner(config),
+                    directions=[OBJECTIVES[objective] for objective in config.objectives],
+                )  # fmt: skip
+                break
+            except (ConfigError, ModuleNotFoundError):
+                raise
+            except Exception as error:  # several processes may be creating the tables at once
+                if attempt + 1 == _OPENINGS or not isinstance(error.__cause__ or error, sa.exc.DBAPIError | optuna.exceptions.OptunaError):
+                    why = f"{type(error).__name__}: {error}".partition("\n")[0]
+                    raise StoreError(f"the study {name!r} at {_shown(url)} cannot be opened: {why}") from error
+                time.sleep(0.2 * (attempt + 1))
     # a sampler that began anew from one seed would try again what it tried, here before a stop or in another process
     seed = int(np.random.SeedSequence([config.seed, worker, len(study.get_trials(deepcopy=False))]).generate_state(1)[0])
     study.sampler = _sampler(space, replace(config, seed=seed))
-    wanted = {"space": space.describe(), "objectives": list(config.objectives)}
+    wanted = {"space": {**space.describe(), **(of or {})}, "objectives": list(config.objectives)}
     known = study.user_attrs.get("assay")
     if known is None:
         study.set_user_attr("assay", wanted)
     elif known != json.loads(json.dumps(wanted)):
         raise ConfigError(f"the study {name!r} searches something else: {_difference(known, wanted)}. Give this one another name")
     return study
+
+
+def _shown(url: str | None) -> str:
+    return "memory" if url is None else re.sub(r"(://[^:/@]+):[^@]*@", r"\1:***@", url)
 
 
 def _difference(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
@@ -217,7 +235,7 @@ def search(
     shown = progress or Progress()
     objective = _Objective(arena, list(tasks), space, config, shown)
     for point in defaults if not study.get_trials(deepcopy=False) else ():
-        study.enqueue_trial(space.asked(point), user_attrs={"default": True})
+        study.enqueue_trial(space.asked(point), user_attrs={"default": True}, skip_if_exists=True)
 
     def states() -> Counter[Any]:
         return Counter(trial.state for trial in study.get_trials(deepcopy=False))
@@ -237,10 +255,25 @@ def search(
         advance(done)
         if done < config.trials:
             try:
-                study.optimize(objective, callbacks=[enough], catch=(ProgramError, ModelError))
+                _optimized(study, objective, enough)
             except optuna.exceptions.StorageInternalError as error:
                 raise StoreError(f"the study's storage is gone: {error}. Start it, and go on with --resume") from error
     return outcome_of(study, space, config, len(tasks))
+
+
+def _optimized(study: "optuna.Study", objective: Any, enough: Callable[..., None]) -> None:
+    """Optuna's loop, gone on with where another process has declared a trial of this one dead, after a sleep, say."""
+    import optuna
+
+    while True:
+        try:
+            study.optimize(objective, callbacks=[enough], catch=(ProgramError, ModelError))
+            return
+        except optuna.exceptions.UpdateFinishedTrialError:
+            continue
+        except ValueError as error:
+            if "Cannot tell" not in str(error):
+                raise
 
 
 class _Objective:
@@ -261,13 +294,21 @@ class _Objective:
                 if self._losing(trial, step, block, runs) and start + self.config.block < len(self.tasks):
                     self._keep(trial, runs)
                     raise optuna.TrialPruned
-        except (StopRun, KeyboardInterrupt):
+        except StopRun:
             self._put_back(trial)
             raise
+        except KeyboardInterrupt:
+            self._put_back(trial)
+            raise Cancelled("stopped by the user") from None
         except (ProgramError, ModelError) as error:
             trial.set_user_attr("error", str(error))
             raise
         self._keep(trial, runs)
+        scored = sum(run.score is not None and math.isfinite(run.score) for run in runs)
+        if scored < _SCORED * len(runs):
+            why = next((run.error for run in runs if run.error), "no reason was given")
+            trial.set_user_attr("error", f"score could not be measured on {len(runs) - scored} of {len(runs)} runs: {why}")
+            raise ModelError(f"score could not be measured on {len(runs) - scored} of {len(runs)} runs: {why}")
         values = _values(runs, self.config.objectives)
         if missing := [name for name, value in values.items() if value is None]:
             why = next((run.error for run in runs if run.error), "no run has it")
@@ -300,8 +341,8 @@ class _Objective:
         from optuna.trial import TrialState
 
         study = trial.study
-        study.tell(trial.number, state=TrialState.FAIL)
         study.enqueue_trial(trial.params, user_attrs={key: value for key, value in trial.user_attrs.items() if key == "default"})
+        study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
 
 
 def _mean(values: Sequence[float | int | None]) -> float | None:
@@ -331,7 +372,7 @@ def outcome_of(study: "optuna.Study", space: Space, config: SearchConfig, tasks:
         raise ModelError(f"none of {len(trials)} trials could be scored: {reasons[-1] if reasons else 'all were cut short'}")
     ran, done = sum(len(trial.scores) for trial in trials), [trial for trial in trials if trial.state != "failed"]
     first = [trial for trial in study.get_trials(deepcopy=False) if trial.user_attrs.get("default") and trial.state.is_finished()]
-    default = _result(first[0], space, config) if first else None
+    default = min((_result(trial, space, config) for trial in first), key=lambda trial: _STATES.index(trial.state), default=None)
     front = [trial.number for trial in study.best_trials]
     best = _best([trial for trial in complete if len(config.objectives) == 1 or trial.number in front], config)
     return SearchOutcome(best, default, trials, ran, 1 - sum(len(t.scores) for t in done) / max(1, tasks * len(done)), front, study)
