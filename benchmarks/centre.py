@@ -70,7 +70,8 @@ parser = argparse.ArgumentParser()
 parser.add_argument("ratings", type=Path)
 parser.add_argument("--model", default="embedded/smollm2-135m")
 parser.add_argument("--seed", type=int, default=0)
-parser.add_argument("--max-search-calls", type=int, default=150)
+parser.add_argument("--max-search-calls", type=int, default=200)
+parser.add_argument("--threshold", type=float, default=0.65, help="score from which a run is a success to learn from")
 arguments = parser.parse_args()
 
 unseen = Rubric("lexicon", [Criterion(name="lexicon", check=lexicon), Criterion(name="positive", weight=1e-6, check=positive)])
@@ -86,7 +87,12 @@ with tempfile.TemporaryDirectory() as name:
         criteria = [Criterion(name="mood", weight=3, judge=spec), Criterion(name="on_topic", check=on_topic), Criterion(name="short", check=short)]
         settings: dict[str, Any] = {"data": str(folder / "topics.jsonl"), "sizes": {"train": 30, "val": 20, "gate": 20, "test": 30}, **common}
         report = assay.compile(
-            Writer(), rubric=Rubric("message", criteria), max_search_calls=arguments.max_search_calls, out=folder / kind, threshold=0.85, **settings
+            Writer(),
+            rubric=Rubric("message", criteria),
+            max_search_calls=arguments.max_search_calls,
+            out=folder / kind,
+            threshold=arguments.threshold,
+            **settings,
         )
         data = report.to_dict()
         entry = {"winner": data["winner"], "replaces": data["replaces"], "search_calls": data["search_calls"], "test": data["test"]}
