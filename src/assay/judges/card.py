@@ -279,5 +279,6 @@ def _draw_agreement(axes: Any, card: dict[str, Any]) -> None:
             axes.plot(people[name], at, "|", color="tab:red", markersize=16, label="people (one against the others)" if not at else None)
     axes.set_yticks(range(len(names)), names)
     axes.set(xlim=(min(-0.1, *(found[name] for name in names)) if names else -0.1, 1.02))
-    axes.legend(fontsize=8, loc="lower left")
+    axes.invert_yaxis()
+    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2)
     axes.set_title("agreement with people", fontsize=10)

@@ -164,3 +164,7 @@ def _panel(axes: Any, effects: Sequence[Effect], metric: str, start: float) -> N
         if low is not None:
             axes.plot([effect.value, effect.value], [low, high], color="tab:blue", alpha=0.5)
     axes.tick_params(labelsize=8)
+    if metric in METRICS:
+        axes.set_ylim(-0.03, 1.03)
+    else:
+        axes.set_ylim(bottom=0)
