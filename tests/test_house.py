@@ -23,7 +23,6 @@ FLOORS = [
     "judging",
     "verdicts",
     "tuning",
-    "impact",
     "api",
     "cli",
 ]

@@ -25,7 +25,7 @@ _WHERE = {
     "load_judge": "assay.jobs",
     "load_rubric": "assay.api",
     "load_tasks": "assay.datasets",
-    "parameter_impact": "assay.impact",
+    "parameter_impact": "assay.tuning",
     "tune": "assay.tuning",
 }
 
@@ -35,14 +35,13 @@ if TYPE_CHECKING:
     from assay.api import compile, evaluate, load, load_rubric
     from assay.datasets import Task, load_tasks
     from assay.errors import AssayError
-    from assay.impact import parameter_impact
     from assay.jobs import load_judge
     from assay.judging import compile_judge
     from assay.models import get_lm
     from assay.programs import Agent, AgentParameters, BaseAgent
     from assay.rubrics import Criterion, Rubric
     from assay.traces import Store
-    from assay.tuning import tune
+    from assay.tuning import parameter_impact, tune
 
 
 def __getattr__(name: str) -> Any:

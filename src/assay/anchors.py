@@ -83,7 +83,7 @@ def replay_changed(source: Any, judge: Judge, session: Session) -> list[str]:
     Args:
         source: where the judge came from; what is no artifact with anchors has none.
     """
-    path = Path(source) / ANCHORS if isinstance(source, str | Path) and is_artifact(source) else None
+    path = Path(source) / ANCHORS if isinstance(source, str | Path) else None
     if path is None or not path.is_file():
         return []
     frozen = AnchorSet.load(path)

@@ -257,6 +257,8 @@ def evaluate(
                 run_evaluation(job.student, tasks, job.session, name=f"evaluate: {split}", into=evaluation)
         except BudgetExceeded as cap:
             job.status, stopped = "stopped", str(cap)
-        job.store.flush()
-        corrected = corrected_by_people(job.session.rubric, job.store, job.run_id)
+        corrected = {}
+        if job.session.rubric.needs_judge:
+            job.store.flush()
+            corrected = corrected_by_people(job.session.rubric, job.store, job.run_id)
     return EvaluationReport(evaluation, job.session.meter, split, stopped, job.session.recorder.unseen, job.store.dropped, alarms, corrected)

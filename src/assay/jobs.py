@@ -4,7 +4,6 @@ import functools
 import hashlib
 import json
 import logging
-import re
 import signal
 import threading
 import time
@@ -31,7 +30,7 @@ from assay.programs import load_program, program_inputs, program_version
 from assay.programs.loading import program_class
 from assay.rubrics import Rubric
 from assay.rubrics import load_rubric as read_rubric
-from assay.traces import Recorder, Store, store_url
+from assay.traces import Recorder, Store, shown_url, store_url
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -46,7 +45,6 @@ __all__ = [
     "open_run",
     "opened_store",
     "program_manifest",
-    "without_password",
 ]
 
 _NOT_THE_JOB = ("threads", "cache", "trials", "storage", "workers")  # how far and where, not what
@@ -247,7 +245,7 @@ def open_run(
     with _only_one(home / "runs" / f"{config.key}.lock"), opened_store(store, progress) as opened:
         run_id, started, status = _run_id(opened, config.key, resume), time.time(), "failed"
         storage = getattr(config, "storage", None)
-        told = {**asdict(config), **({"storage": without_password(storage)} if storage else {})}
+        told = {**asdict(config), **({"storage": shown_url(storage)} if storage else {})}
         recorder = Recorder(opened, run_id=run_id, unseen=opened.unseen(run_id) if resume else 0)
         meter = Meter(config.caps, spent=opened.spent(run_id) if resume else None)
         try:
@@ -322,11 +320,6 @@ def opened_store(store: str | Path | None, progress: Progress) -> Iterator[Store
             opened.close()
         except Exception as error:  # the run's result must not be lost with its last rows
             progress.say(f"warning: {error}")
-
-
-def without_password(url: str) -> str:
-    """A database's URL as it may be shown and kept."""
-    return re.sub(r"(://[^:/@]+):[^@]*@", r"\1:***@", url)
 
 
 def home_of(store: str | Path | None) -> Path:

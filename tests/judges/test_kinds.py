@@ -395,10 +395,7 @@ def test_juries_and_cascades_of_pairs_compare_too() -> None:
         a, b = (worth[shown(request, name)] for name in ("output_a", "output_b"))
         return {"a": a / (a + b) - 0.01, "b": b / (a + b), "tie": 0.01}
 
-    for judge in (Jury([PairwiseJudge(), PairwiseJudge(style="letters", reading="auto")]), Cascade(PairwiseJudge(), PairwiseJudge())):
-        members = getattr(judge, "members", [])
-        for member in members:
-            member.style = "words"
+    for judge in (Jury([PairwiseJudge(), PairwiseJudge()]), Cascade(PairwiseJudge(), PairwiseJudge())):
         lm = scripted_lm(script, logprobs=True)
         rubric = rubric_of(judge, lm)
         results = rubric.score_group({"question": "q"}, [{"answer": text} for text in ("worst", "best", "middle")])

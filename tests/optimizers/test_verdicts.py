@@ -118,13 +118,13 @@ def test_scoring_stops_at_a_cap_and_goes_on(tmp_path: Path) -> None:
 
 def test_a_few_verdicts_claim_no_interval_and_equal_ones_no_certainty(tmp_path: Path) -> None:
     rows = tmp_path / "d.jsonl"
-    for count, interval in ((2, None), (30, [pytest.approx(0.95 * 0.9), 1.0])):
+    found = {}
+    for count in (2, 30):
         rows.write_text("".join(json.dumps({"output": f"lovely {at}"}) + "\n" for at in range(count)))
-        found = score_rows(MOOD, data=str(rows), **options(tmp_path, kind))
-        assert (found["mean"], found["interval"] if interval is None else found["interval"][0] < 0.95) == (
-            pytest.approx(0.95),
-            interval is not None or None,
-        )
+        found[count] = score_rows(MOOD, data=str(rows), **options(tmp_path, kind))
+        assert found[count]["mean"] == pytest.approx(0.95)
+    assert found[2]["interval"] is None
+    assert found[30]["interval"][0] < 0.95
 
 
 def test_a_judge_of_pairs_says_nothing_of_single_outputs(tmp_path: Path) -> None:

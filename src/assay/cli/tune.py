@@ -64,7 +64,7 @@ def _impact(program: str, as_json: bool, **options: Any) -> None:
     from rich.console import Console as Rich
     from rich.table import Table
 
-    from assay.impact import parameter_impact
+    from assay.tuning import parameter_impact
 
     data = parameter_impact(program, **options).to_dict()
     if as_json:

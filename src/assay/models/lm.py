@@ -8,32 +8,26 @@ import asyncio
 import dataclasses
 import functools
 import hashlib
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from assay.models.cache import ResponseCache
-from assay.models.calls import Call, Observer
-from assay.models.embedded import LlamaBackend
-from assay.models.meter import Meter
-
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # litellm's import otherwise waits seconds for a download
-
 import dspy
 from dspy import lm15
 from dspy._vendor.lm15.serde import request_to_dict, response_from_dict, response_to_dict
-from dspy.clients.execution import execute, prepare
-from dspy.utils.exceptions import ContextWindowExceededError, LMInvalidRequestError, LMServerError
+
+from assay.models.cache import ResponseCache
+from assay.models.calls import Call, Observer
+from assay.models.embedded import LlamaBackend
+from assay.models.hosted import HostedBackend
+from assay.models.meter import Meter
 
 __all__ = ["LanguageModel", "RecordingEngine", "count_tokens", "get_lm", "sample_scope", "sibling", "spending", "supports", "with_recording"]
 
 _REASONS = "max_completion_tokens"  # how DSPy marks a model that reasons by itself and takes no temperature
 _CLIENT_KEYS = ("api_key", "api_base", "base_url", "timeout", "headers", "extra_headers", "api_version")
-_DEFAULT_TIMEOUT_S = 120.0  # a server that hangs must not hang the run
-_OWN_SERVERS = ("hosted_vllm/", "ollama_chat/", "ollama/", "lm_studio/", "llamafile/")
 _sample: ContextVar[int | None] = ContextVar("assay_sample", default=None)
 _prices: ContextVar[list[float] | None] = ContextVar("assay_prices", default=None)
 
@@ -57,81 +51,6 @@ def spending() -> Iterator[list[float]]:
         yield prices
     finally:
         _prices.reset(token)
-
-
-def quiet_litellm() -> Any:
-    """litellm, which otherwise prints advice on standard output when it does not know a model."""
-    import litellm
-
-    litellm.suppress_debug_info = True
-    return litellm
-
-
-class HostedBackend:
-    """Any model that DSPy's engines or litellm know by name. The price is theirs, None where they know none."""
-
-    weights = ""
-    adapters: tuple[str, ...] = ()
-    concurrency = 8
-
-    def __init__(self, lm: dspy.LM) -> None:
-        self.lm = lm.copy(cache=False, num_retries=0)
-        for key in ("temperature", "max_tokens", "max_completion_tokens", "rollout_id", "seed"):
-            self.lm.kwargs.pop(key, None)  # generation settings come with each request
-        self.lm.kwargs.setdefault("timeout", _DEFAULT_TIMEOUT_S)
-        self._no_schema = False  # the server has refused one
-        # another server may serve other weights under the same name
-        self.address = str(self.lm.kwargs.get("api_base") or self.lm.kwargs.get("base_url") or "")
-
-    @property
-    def supports_function_calling(self) -> bool:
-        return bool(self.lm.supports_function_calling)
-
-    @property
-    def supports_reasoning(self) -> bool:
-        return bool(self.lm.supports_reasoning)
-
-    @property
-    def supports_response_schema(self) -> bool:
-        return not self._no_schema and (self._of_ones_own or bool(self.lm.supports_response_schema))
-
-    @property
-    def supported_params(self) -> frozenset[str]:
-        known = frozenset(self.lm.supported_params)
-        return known | {"response_format"} if self.supports_response_schema else known
-
-    @property
-    def _of_ones_own(self) -> bool:
-        """A server of the user's own (vLLM, llama.cpp, Ollama): litellm's table of models knows nothing of what it can."""
-        return bool(self.address) or self.lm.model.startswith(_OWN_SERVERS)
-
-    def complete(self, request: lm15.Request) -> tuple[lm15.Response, float | None]:
-        if self._no_schema:
-            request = _without_schema(request)
-        try:
-            return self._complete(request)
-        except LMInvalidRequestError as error:
-            if isinstance(error, ContextWindowExceededError) or not self._of_ones_own or request.config.response_format is None:
-                raise
-            answered = self._complete(_without_schema(request))
-            self._no_schema = True
-            return answered
-
-    def _complete(self, request: lm15.Request) -> tuple[lm15.Response, float | None]:
-        # `execute` (not the public call) because only its result carries the price
-        result = execute(self.lm, prepare(self.lm, request, None, {}))
-        response = result.typed(request, self.lm.model_type)
-        raw = response.provider_data
-        if isinstance(raw, dict) and not any(raw.get(key) for key in ("choices", "output", "content", "candidates")) and not _text(response):
-            raise LMServerError(f"the server's reply holds no answer: {str(raw)[:200]}")
-        return response, result.cost
-
-    def count_tokens(self, text: str) -> int:
-        return int(quiet_litellm().token_counter(model=self.lm.model, text=text))
-
-
-def _without_schema(request: lm15.Request) -> lm15.Request:
-    return dataclasses.replace(request, config=dataclasses.replace(request.config, response_format=None))
 
 
 class RecordingEngine:

@@ -7,7 +7,7 @@ import dspy
 
 from assay.datasets import Splits
 from assay.models import count_tokens
-from assay.models.lm import quiet_litellm
+from assay.models.hosted import quiet_litellm
 from assay.optimizers.session import Session, Student
 from assay.programs import ToolAgent
 

@@ -5,13 +5,11 @@ waits for the disk. A killed process loses at most what was put in the last seco
 """
 
 import json
-import math
 import os
 import queue
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +19,14 @@ from sqlalchemy.dialects import postgresql, sqlite
 from assay.errors import MissingExtra, StoreError
 from assay.models.meter import Usage
 from assay.traces import schema
-from assay.traces.records import Rollout, ToolCall, Transition, Verdict
+from assay.traces.records import Rollout, Transition
+from assay.traces.rows import ROLLOUT_JSON, TRANSITION_JSON, as_json, clean, rollout_of, row_of, transition_of
 
-__all__ = ["Store", "store_url"]
+__all__ = ["Store", "shown_url", "sqlite_pragmas", "store_url"]
 
 _BATCH = 500  # rows a transaction
 _INTERVAL_S = 0.25
 _QUEUE = 50_000  # rows that may wait before writers do
-_JSON_ROLLOUT = {"parameters", "adapters", "inputs", "prediction", "verdicts", "early_tools"}
-_JSON_TRANSITION = {"adapters", "request", "response", "tools", "token_ids", "logprobs", "step_rewards"}
 
 
 def store_url(where: str | Path | None = None) -> str:
@@ -38,6 +35,11 @@ def store_url(where: str | Path | None = None) -> str:
     if "://" not in chosen:
         return f"sqlite:///{chosen}"
     return chosen.replace("postgresql://", "postgresql+psycopg://", 1)
+
+
+def shown_url(url: str) -> str:
+    """A database's URL as it may be shown and kept: without its password."""
+    return sa.engine.make_url(url).render_as_string(hide_password=True) if "://" in url else url
 
 
 class Store:
@@ -72,31 +74,30 @@ class Store:
                 Path(self.url.removeprefix("sqlite:///")).absolute().parent.mkdir(parents=True, exist_ok=True)
             engine = sa.create_engine(self.url, pool_pre_ping=not self.url.startswith("sqlite"))
             if engine.dialect.name == "sqlite":
-                sa.event.listen(engine, "connect", _sqlite_pragmas)
+                sa.event.listen(engine, "connect", sqlite_pragmas)
             _create(engine)
         except ModuleNotFoundError as error:
             raise MissingExtra(str(error.name), "postgres") from error
         except (sa.exc.SQLAlchemyError, OSError) as error:
-            shown = sa.engine.make_url(self.url).render_as_string(hide_password=True) if "://" in self.url else self.url
-            raise StoreError(f"cannot open the store {shown}: {getattr(error, 'orig', error)}") from error
+            raise StoreError(f"cannot open the store {shown_url(self.url)}: {getattr(error, 'orig', error)}") from error
         return engine
 
     # -- writing
 
     def put_rollout(self, rollout: Rollout) -> None:
         """Inserts or replaces the rollout's row (its transitions are put one by one)."""
-        row = _row(rollout, _JSON_ROLLOUT)
+        row = row_of(rollout, ROLLOUT_JSON)
         del row["transitions"]
         self._queue.put(("rollouts", row))
 
     def put_transition(self, rollout_id: str, transition: Transition) -> None:
         """Inserts or replaces one transition."""
-        self._queue.put(("transitions", {"rollout_id": rollout_id, **_row(transition, _JSON_TRANSITION)}))
+        self._queue.put(("transitions", {"rollout_id": rollout_id, **row_of(transition, TRANSITION_JSON)}))
 
     def put_run(self, run_id: str, *, kind: str, config: dict[str, Any], status: str, started_at: float, unseen: int = 0) -> None:
         """Inserts or replaces the row of a run (`status`: running, done, stopped, failed)."""
         ended = None if status == "running" else time.time()
-        row = {"id": run_id, "kind": kind, "config": _json(config), "status": status, "unseen": unseen}
+        row = {"id": run_id, "kind": kind, "config": as_json(config), "status": status, "unseen": unseen}
         self._queue.put(("runs", {**row, "started_at": started_at, "ended_at": ended}))
 
     def flush(self, timeout_s: float = 60.0) -> None:
@@ -183,8 +184,8 @@ class Store:
             StoreError: the database refused it.
         """
         row = {
-            "question": question, "item_id": item_id, "rater": _clean(rater)[:200], "label": _clean(label), "rationale": _clean(rationale),
-            "shown_json": _json(shown), "rollout_id": rollout_id, "created_at": time.time(),
+            "question": question, "item_id": item_id, "rater": clean(rater)[:200], "label": clean(label), "rationale": clean(rationale),
+            "shown_json": as_json(shown), "rollout_id": rollout_id, "created_at": time.time(),
         }  # fmt: skip
         self._now(schema.labels, row)
 
@@ -200,12 +201,12 @@ class Store:
     def forget_rater(self, rater: str) -> int:
         """Removes all labels of a person, and returns how many there were."""
         with self.engine.begin() as connection:
-            found = connection.execute(sa.delete(schema.labels).where(schema.labels.c.rater == _clean(rater)[:200]))
+            found = connection.execute(sa.delete(schema.labels).where(schema.labels.c.rater == clean(rater)[:200]))
         return int(found.rowcount)
 
     def put_judge(self, artifact: str, raters: Sequence[str]) -> None:
         """Remembers whose labels a compiled judge was made from: by hashes of their names."""
-        self._now(schema.compiled_judges, {"artifact": artifact, "raters_json": _json(raters), "created_at": time.time()})
+        self._now(schema.compiled_judges, {"artifact": artifact, "raters_json": as_json(raters), "created_at": time.time()})
 
     def judges_of(self, rater: str) -> list[str]:
         """Artifacts of the judges that were compiled from labels of somebody, by the hash of the name."""
@@ -234,7 +235,7 @@ class Store:
                 query = query.where(column == value)
         with self.engine.connect() as connection:
             for row in connection.execution_options(yield_per=500).execute(query).mappings():
-                yield _rollout(row)
+                yield rollout_of(row)
 
     def rollout(self, id_prefix: str) -> Rollout:
         """One rollout with its transitions, by the start of its id.
@@ -248,9 +249,9 @@ class Store:
             rows = list(found)
             if len(rows) != 1:
                 raise StoreError(f"{'no' if not rows else 'more than one'} rollout's id starts with {id_prefix!r}")
-            rollout = _rollout(rows[0])
+            rollout = rollout_of(rows[0])
             query = sa.select(steps).where(steps.c.rollout_id == rollout.id).order_by(steps.c.t)
-            rollout.transitions = [_transition(row) for row in connection.execute(query).mappings()]
+            rollout.transitions = [transition_of(row) for row in connection.execute(query).mappings()]
         return rollout
 
     def runs(self, key: str) -> list[tuple[str, str]]:
@@ -309,7 +310,7 @@ class Store:
         }  # fmt: skip
 
 
-def _sqlite_pragmas(connection: Any, _: object) -> None:
+def sqlite_pragmas(connection: Any, _: object) -> None:
     cursor = connection.cursor()
     for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=30000"):
         cursor.execute(f"PRAGMA {pragma}")
@@ -352,67 +353,3 @@ def _upsert(dialect: str, table: sa.Table, *, replace: bool = True) -> Any:
         return insert.on_conflict_do_nothing(index_elements=keys)
     changed = {column.name: insert.excluded[column.name] for column in table.columns if column.name not in keys}
     return insert.on_conflict_do_update(index_elements=keys, set_=changed)
-
-
-def _json(value: Any) -> str:
-    """JSON that both databases take: NaN and infinities become null, NUL and lone surrogates are replaced."""
-    try:
-        text = json.dumps(value, ensure_ascii=False, default=str, allow_nan=False)
-    except ValueError:
-        text = json.dumps(_finite(value), ensure_ascii=False, default=str)
-    return _clean(text).replace("\\u0000", "\\ufffd")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
-
-
-def _clean(text: str) -> str:
-    if "\0" in text:
-        text = text.replace("\0", "\ufffd")
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
-
-
-def _row(record: Rollout | Transition, as_json: set[str]) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    for item in fields(record):
-        value = getattr(record, item.name)
-        if item.name in as_json:
-            if item.name in ("tools", "verdicts", "early_tools"):
-                value = [asdict(part) for part in value]
-            row[f"{item.name}_json"] = None if value is None else _json(value)
-        elif isinstance(value, str):
-            row[item.name] = _clean(value)
-        elif isinstance(value, float) and not math.isfinite(value):
-            row[item.name] = None
-        else:
-            row[item.name] = value
-    return row
-
-
-def _load(row: Any, names: Sequence[str]) -> dict[str, Any]:
-    return {name: json.loads(row[f"{name}_json"]) if row[f"{name}_json"] is not None else None for name in names}
-
-
-def _rollout(row: Any) -> Rollout:
-    plain = {key: value for key, value in row.items() if not key.endswith("_json")}
-    loaded = _load(row, sorted(_JSON_ROLLOUT))
-    loaded["verdicts"] = [Verdict(**verdict) for verdict in loaded["verdicts"]]
-    loaded["early_tools"] = [ToolCall(**tool) for tool in loaded["early_tools"]]
-    loaded["adapters"] = tuple(loaded["adapters"])
-    return Rollout(**plain, **loaded)
-
-
-def _transition(row: Any) -> Transition:
-    plain = {key: value for key, value in row.items() if not key.endswith("_json") and key != "rollout_id"}
-    loaded = _load(row, sorted(_JSON_TRANSITION))
-    loaded["tools"] = [ToolCall(**tool) for tool in loaded["tools"]]
-    for name in ("adapters", "token_ids", "logprobs"):
-        loaded[name] = None if loaded[name] is None else tuple(loaded[name])
-    return Transition(**plain, **loaded)

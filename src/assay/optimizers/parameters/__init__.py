@@ -2,8 +2,9 @@
 
 from assay.optimizers.parameters.arena import AgentArena, Arena, ProgramArena
 from assay.optimizers.parameters.policy import Episode, PolicyOutcome, RLTrainer, train_policy
-from assay.optimizers.parameters.search import SearchConfig, SearchOutcome, TrialResult, open_study, search
+from assay.optimizers.parameters.search import SearchOutcome, TrialResult, outcome_of, search
 from assay.optimizers.parameters.space import Point, Space
+from assay.optimizers.parameters.study import SearchConfig, open_study
 
 __all__ = [
     "AgentArena",
@@ -18,6 +19,7 @@ __all__ = [
     "Space",
     "TrialResult",
     "open_study",
+    "outcome_of",
     "search",
     "train_policy",
 ]

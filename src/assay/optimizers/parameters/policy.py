@@ -176,7 +176,7 @@ class _Walk:
         return self._metrics(parameters, tasks)
 
     def _metrics(self, parameters: Mapping[str, Any], tasks: Sequence[Any]) -> AgentMetrics:
-        """Without the seconds: from a cache they are others, and the same seed must walk the same way."""
+        """Without the seconds: they differ from run to run, and the same seed must walk the same way."""
         runs = self.arena.run(Point(self.program, {**self.kept, **parameters}), tasks)
         return measure([replace(run, seconds=None) for run in runs], budget=self.budget)
 

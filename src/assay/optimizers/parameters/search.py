@@ -1,81 +1,27 @@
 """An Optuna search over agent parameters: trials that are losing stop after few tasks, and any number of processes share one study."""
 
-import json
 import math
-import re
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from assay.errors import Cancelled, ConfigError, ModelError, ProgramError, StopRun, StoreError
-from assay.optimizers.metrics import Budget, TaskRun, measure
+from assay.errors import Cancelled, ModelError, ProgramError, StopRun, StoreError
+from assay.optimizers.metrics import TaskRun, measure
 from assay.optimizers.parameters.arena import Arena
 from assay.optimizers.parameters.space import Point, Space
+from assay.optimizers.parameters.study import OBJECTIVES, RETRIES, SearchConfig
 from assay.optimizers.session import Progress
 
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["OBJECTIVES", "PRUNERS", "SAMPLERS", "SearchConfig", "SearchOutcome", "TrialResult", "open_study", "outcome_of", "search"]
+__all__ = ["SearchOutcome", "TrialResult", "outcome_of", "search"]
 
-SAMPLERS = ("tpe", "gp", "cmaes", "nsga2", "random", "grid")
-PRUNERS = ("auto", "wilcoxon", "hyperband", "none")
-OBJECTIVES = {"score": "maximize", "tokens": "minimize", "latency": "minimize", "cost": "minimize"}
 _STATES = ("complete", "pruned", "failed")
-_P_PRUNED = 0.2  # one-sided p of being worse than the best, under which a trial stops
 _LEVEL = 0.01  # of the score: trials that are level with the best, of which the one with the fewest tokens is taken
-_HEARTBEAT_S = 15
-_RETRIES = 3
-_OPENINGS = 5
-_SCORED = 0.8  # share of a trial's runs that must have a score
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchConfig:
-    """Settings of one search.
-
-    Attributes:
-        trials: finished trials (complete or pruned) that the study shall have, of all processes together.
-        sampler: `tpe`, `gp` (needs torch), `cmaes` (needs cmaes), `nsga2`, `random` or `grid`.
-        pruner: `wilcoxon` (Optuna's, over blocks of tasks against the best trial), `hyperband`, `none`, or `auto`: wilcoxon where
-            there is one objective, none where there are several (Optuna prunes none of those).
-        objectives: of `score`, `tokens`, `latency` and `cost`, the means a task.
-        block: tasks run between two looks of the pruner.
-        budget: of a run, for its efficiency.
-    """
-
-    trials: int = 60
-    sampler: str = "tpe"
-    pruner: str = "auto"
-    objectives: Sequence[str] = ("score",)
-    block: int = 5
-    seed: int = 0
-    budget: Budget = field(default_factory=Budget)
-
-    def __post_init__(self) -> None:
-        for name, value, known in (("sampler", self.sampler, SAMPLERS), ("pruner", self.pruner, PRUNERS)):
-            if value not in known:
-                raise ConfigError(f"{name}={value!r} must be one of {', '.join(known)}")
-        if self.trials < 1 or self.block < 1:
-            raise ConfigError(f"trials={self.trials!r} and block={self.block!r} must be at least 1")
-        unknown = sorted(set(self.objectives) - set(OBJECTIVES))
-        if unknown or not self.objectives or len(set(self.objectives)) != len(self.objectives):
-            raise ConfigError(f"objectives {list(self.objectives)} must be different ones of {', '.join(OBJECTIVES)}")
-        if len(self.objectives) > 1 and self.pruner not in ("auto", "none"):
-            raise ConfigError(f"pruner={self.pruner!r} goes with one objective; with {len(self.objectives)} nothing is pruned")
-        if self.sampler == "cmaes" and len(self.objectives) > 1:
-            raise ConfigError("sampler='cmaes' goes with one objective; take tpe, gp or nsga2 for several")
-
-    @property
-    def prunes(self) -> str:
-        if self.pruner != "auto":
-            return self.pruner
-        return "wilcoxon" if len(self.objectives) == 1 else "none"
+_LOST = 0.2  # share of a trial's runs that may be without a score
 
 
 @dataclass(frozen=True)
@@ -109,111 +55,7 @@ class SearchOutcome:
     task_runs: int
     saved: float
     front: list[int]
-    study: "optuna.Study | None"
     notes: list[str] = field(default_factory=list)
-
-
-def open_study(
-    name: str, url: str | None, space: Space, config: SearchConfig, *, worker: int = 0, of: Mapping[str, Any] | None = None
-) -> "optuna.Study":
-    """A study in Optuna's storage at `url` (in memory where None), new or gone on with.
-
-    Args:
-        worker: a number that no other process on this study has.
-        of: what is searched on: whatever else must be the same for trials to be held against each other.
-    Raises:
-        ConfigError: a study of this name searches something else; the message says what differs.
-        StoreError: the storage cannot be opened.
-    """
-    import optuna
-    import sqlalchemy as sa
-
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        for attempt in range(_OPENINGS):
-            try:
-                study = optuna.create_study(
-                    storage=_storage(url) if url else None, study_name=name, load_if_exists=True, pruner=_pruner(config),
-                    directions=[OBJECTIVES[objective] for objective in config.objectives],
-                )  # fmt: skip
-                break
-            except (ConfigError, ModuleNotFoundError):
-                raise
-            except Exception as error:  # several processes may be creating the tables at once
-                if attempt + 1 == _OPENINGS or not isinstance(error.__cause__ or error, sa.exc.DBAPIError | optuna.exceptions.OptunaError):
-                    why = f"{type(error).__name__}: {error}".partition("\n")[0]
-                    raise StoreError(f"the study {name!r} at {_shown(url)} cannot be opened: {why}") from error
-                time.sleep(0.2 * (attempt + 1))
-    # a sampler that began anew from one seed would try again what it tried, here before a stop or in another process
-    seed = int(np.random.SeedSequence([config.seed, worker, len(study.get_trials(deepcopy=False))]).generate_state(1)[0])
-    study.sampler = _sampler(space, replace(config, seed=seed))
-    wanted = {"space": {**space.describe(), **(of or {})}, "objectives": list(config.objectives)}
-    known = study.user_attrs.get("assay")
-    if known is None:
-        study.set_user_attr("assay", wanted)
-    elif known != json.loads(json.dumps(wanted)):
-        raise ConfigError(f"the study {name!r} searches something else: {_difference(known, wanted)}. Give this one another name")
-    return study
-
-
-def _shown(url: str | None) -> str:
-    return "memory" if url is None else re.sub(r"(://[^:/@]+):[^@]*@", r"\1:***@", url)
-
-
-def _difference(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """What differs, by name: there, and here."""
-    old, new = ({**entry["space"], "objectives": entry["objectives"]} for entry in (known, json.loads(json.dumps(wanted))))
-    return "; ".join(f"{key} is {old.get(key)}, not {new.get(key)}" for key in sorted({*old, *new}) if old.get(key) != new.get(key))
-
-
-def _storage(url: str) -> Any:
-    """Optuna's own storage, in which a trial whose process died is tried again."""
-    import optuna
-    import sqlalchemy as sa
-
-    again = optuna.storages.RetryHeartbeatStaleTrialCallback(max_retry=_RETRIES)
-    options: dict[str, Any] = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True}
-    storage = optuna.storages.RDBStorage(
-        url, engine_kwargs=options, heartbeat_interval=_HEARTBEAT_S, grace_period=3 * _HEARTBEAT_S, heartbeat_stale_trial_callback=again
-    )
-    if url.startswith("sqlite"):
-
-        def quick(connection: Any, _: object) -> None:
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=NORMAL")
-
-        sa.event.listen(storage.engine, "connect", quick)
-        storage.engine.dispose()
-    return storage
-
-
-def _sampler(space: Space, config: SearchConfig) -> Any:
-    import optuna
-
-    samplers = optuna.samplers
-    makers: dict[str, Callable[[], Any]] = {
-        "tpe": lambda: samplers.TPESampler(seed=config.seed, n_startup_trials=min(10, max(2, config.trials // 4)), constant_liar=True),
-        "gp": lambda: samplers.GPSampler(seed=config.seed, deterministic_objective=False),
-        "cmaes": lambda: samplers.CmaEsSampler(seed=config.seed, warn_independent_sampling=False),
-        "nsga2": lambda: samplers.NSGAIISampler(seed=config.seed, population_size=max(4, min(50, config.trials // 4))),
-        "random": lambda: samplers.RandomSampler(seed=config.seed),
-        "grid": lambda: samplers.GridSampler(space.grid(), seed=config.seed),
-    }
-    if config.sampler == "grid" and len(space.programs) > 1 and len({tuple(space.searched(p)) for p in space.programs}) > 1:
-        raise ConfigError("sampler='grid' needs programs with the same parameters; take tpe")
-    try:
-        return makers[config.sampler]()
-    except ImportError as error:
-        raise ConfigError(f"sampler={config.sampler!r} needs a package that is not installed: {error}") from None
-
-
-def _pruner(config: SearchConfig) -> Any:
-    import optuna
-
-    if config.prunes == "wilcoxon":
-        return optuna.pruners.WilcoxonPruner(p_threshold=_P_PRUNED)
-    return optuna.pruners.HyperbandPruner(min_resource=1) if config.prunes == "hyperband" else optuna.pruners.NopPruner()
 
 
 def search(
@@ -245,7 +87,7 @@ def search(
         found = states()
         done, failed = found[TrialState.COMPLETE] + found[TrialState.PRUNED], found[TrialState.FAIL]
         working = found[TrialState.RUNNING] if helping else 0
-        if done + working >= config.trials or (failed >= _RETRIES + 2 and not done) or failed > config.trials:
+        if done + working >= config.trials or (failed >= RETRIES + 2 and not done) or failed > config.trials:
             study.stop()
 
     with shown.bar("trials", config.trials) as advance, warnings.catch_warnings():
@@ -304,16 +146,14 @@ class _Objective:
             trial.set_user_attr("error", str(error))
             raise
         self._keep(trial, runs)
-        scored = sum(run.score is not None and math.isfinite(run.score) for run in runs)
-        if scored < _SCORED * len(runs):
-            why = next((run.error for run in runs if run.error), "no reason was given")
-            trial.set_user_attr("error", f"score could not be measured on {len(runs) - scored} of {len(runs)} runs: {why}")
-            raise ModelError(f"score could not be measured on {len(runs) - scored} of {len(runs)} runs: {why}")
         values = _values(runs, self.config.objectives)
-        if missing := [name for name, value in values.items() if value is None]:
-            why = next((run.error for run in runs if run.error), "no run has it")
-            trial.set_user_attr("error", f"{', '.join(missing)} could not be measured: {why}")
-            raise ModelError(f"{', '.join(missing)} could not be measured: {why}")
+        lost = sum(run.score is None or not math.isfinite(run.score) for run in runs)
+        missing = [name for name, value in values.items() if value is None] or (["score"] if lost > _LOST * len(runs) else [])
+        if missing:
+            why = next((run.error for run in runs if run.error), "no reason was given")
+            text = f"{', '.join(missing)} could not be measured on {lost or len(runs)} of {len(runs)} runs: {why}"
+            trial.set_user_attr("error", text)
+            raise ModelError(text)
         self.progress.say(f"  trial {trial.number}: {_said(point, values)}")
         return list(values.values())
 
@@ -375,16 +215,16 @@ def outcome_of(study: "optuna.Study", space: Space, config: SearchConfig, tasks:
     default = min((_result(trial, space, config) for trial in first), key=lambda trial: _STATES.index(trial.state), default=None)
     front = [trial.number for trial in study.best_trials]
     best = _best([trial for trial in complete if len(config.objectives) == 1 or trial.number in front], config)
-    return SearchOutcome(best, default, trials, ran, 1 - sum(len(t.scores) for t in done) / max(1, tasks * len(done)), front, study)
+    return SearchOutcome(best, default, trials, ran, 1 - sum(len(t.scores) for t in done) / max(1, tasks * len(done)), front)
 
 
 def _best(trials: Sequence[TrialResult], config: SearchConfig) -> TrialResult:
     """The best by the first objective; of those that are level with it the one with the fewest tokens."""
     first = config.objectives[0]
     sign = 1 if OBJECTIVES[first] == "maximize" else -1
-    top = max(sign * (trial.values[first] or 0.0) for trial in trials)
-    reach = _LEVEL if first == "score" else 0.0
-    level = [trial for trial in trials if sign * (trial.values[first] or 0.0) >= top - reach]
+    known = [(sign * value, trial) for trial in trials if (value := trial.values[first]) is not None]
+    least = max(value for value, _ in known) - (_LEVEL if first == "score" else 0.0)
+    level = [trial for value, trial in known if value >= least]
     return min(level, key=lambda trial: (math.inf if trial.tokens is None else trial.tokens, trial.number))
 
 

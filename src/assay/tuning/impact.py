@@ -7,16 +7,17 @@ from typing import Any
 
 import dspy
 
-from assay.errors import MissingExtra
+from assay.errors import ConfigError, MissingExtra
 from assay.jobs import home_of, open_job
 from assay.models import Meter
 from assay.optimizers import Progress
 from assay.optimizers.metrics import Budget
-from assay.optimizers.parameters import Point, ProgramArena
+from assay.optimizers.parameters import Point
 from assay.optimizers.parameters.impact import Impact, draw_impact, impact
 from assay.programs import AgentParameters
 from assay.rubrics import Rubric
-from assay.tuning import TuneConfig, space_of, student_at
+from assay.tuning.config import TuneConfig
+from assay.tuning.study import arena_of, space_of
 
 __all__ = ["ImpactReport", "parameter_impact"]
 
@@ -63,6 +64,8 @@ def parameter_impact(
     """
     config = TuneConfig.of(program, rubric, data, lm, **{"kind": "impact", **options})
     assert isinstance(config, TuneConfig)
+    if config.also:
+        raise ConfigError("the impact is shown of one program; give the artifact itself as the program")
     shown = progress or Progress()
     with open_job(config, program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume, need=("val",)) as job:
         space = space_of(job, config, shown)
@@ -70,9 +73,8 @@ def parameter_impact(
         job.session.know(job.splits.val, "val")
         defaults = {**AgentParameters().model_dump(), **job.student.settings["parameters"]}
         start = Point(name, {parameter: defaults[parameter] for parameter in space.searched(name)})
-        arena = ProgramArena({name: student_at(job, Point(name, {}), config)}, job.session, samples=config.samples)
         with job.session.phase("impact"):
-            found = impact(arena, job.splits.val, space, start, levels=levels, budget=Budget(**config.budget), progress=shown)
+            found = impact(arena_of(job, config, space), job.splits.val, space, start, levels=levels, budget=Budget(**config.budget), progress=shown)
         folder = Path(out) if out else home_of(store) / "impact" / job.session.program_name.rpartition(":")[2].lower()
         report = ImpactReport(found, folder, job.session.meter)
     folder.mkdir(parents=True, exist_ok=True)

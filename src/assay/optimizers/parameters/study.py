@@ -1,0 +1,167 @@
+"""Optuna studies: what one is made of, and how any number of processes open the same one."""
+
+import json
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from assay.errors import ConfigError, StoreError
+from assay.optimizers.metrics import Budget
+from assay.optimizers.parameters.space import Space
+from assay.traces.store import shown_url, sqlite_pragmas
+
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = ["OBJECTIVES", "PRUNERS", "RETRIES", "SAMPLERS", "SearchConfig", "open_study"]
+
+SAMPLERS = ("tpe", "gp", "cmaes", "nsga2", "random", "grid")
+PRUNERS = ("auto", "wilcoxon", "hyperband", "none")
+OBJECTIVES = {"score": "maximize", "tokens": "minimize", "latency": "minimize", "cost": "minimize"}
+RETRIES = 3  # of a trial whose process died
+_P_PRUNED = 0.2  # one-sided p of being worse than the best, under which a trial stops
+_HEARTBEAT_S = 15
+_OPENINGS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """Settings of one search.
+
+    Attributes:
+        trials: finished trials (complete or pruned) that the study shall have, of all processes together.
+        sampler: `tpe`, `gp` (needs torch), `cmaes` (needs cmaes), `nsga2`, `random` or `grid`.
+        pruner: `wilcoxon` (Optuna's, over blocks of tasks against the best trial), `hyperband`, `none`, or `auto`: wilcoxon where
+            there is one objective, none where there are several (Optuna prunes none of those).
+        objectives: of `score`, `tokens`, `latency` and `cost`, the means a task.
+        block: tasks run between two looks of the pruner.
+        budget: of a run, for its efficiency.
+    """
+
+    trials: int = 60
+    sampler: str = "tpe"
+    pruner: str = "auto"
+    objectives: Sequence[str] = ("score",)
+    block: int = 5
+    seed: int = 0
+    budget: Budget = field(default_factory=Budget)
+
+    def __post_init__(self) -> None:
+        for name, value, known in (("sampler", self.sampler, SAMPLERS), ("pruner", self.pruner, PRUNERS)):
+            if value not in known:
+                raise ConfigError(f"{name}={value!r} must be one of {', '.join(known)}")
+        if self.trials < 1 or self.block < 1:
+            raise ConfigError(f"trials={self.trials!r} and block={self.block!r} must be at least 1")
+        unknown = sorted(set(self.objectives) - set(OBJECTIVES))
+        if unknown or not self.objectives or len(set(self.objectives)) != len(self.objectives):
+            raise ConfigError(f"objectives {list(self.objectives)} must be different ones of {', '.join(OBJECTIVES)}")
+        if len(self.objectives) > 1 and self.pruner not in ("auto", "none"):
+            raise ConfigError(f"pruner={self.pruner!r} goes with one objective; with {len(self.objectives)} nothing is pruned")
+        if self.sampler == "cmaes" and len(self.objectives) > 1:
+            raise ConfigError("sampler='cmaes' goes with one objective; take tpe, gp or nsga2 for several")
+
+    @property
+    def prunes(self) -> str:
+        if self.pruner != "auto":
+            return self.pruner
+        return "wilcoxon" if len(self.objectives) == 1 else "none"
+
+
+def open_study(
+    name: str, url: str | None, space: Space, config: SearchConfig, *, worker: int = 0, of: Mapping[str, Any] | None = None
+) -> "optuna.Study":
+    """A study in Optuna's storage at `url` (in memory where None), new or gone on with.
+
+    Args:
+        worker: a number that no other process on this study has.
+        of: what is searched on: whatever else must be the same for trials to be held against each other.
+    Raises:
+        ConfigError: a study of this name searches something else; the message says what differs.
+        StoreError: the storage cannot be opened.
+    """
+    import optuna
+    import sqlalchemy as sa
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        for attempt in range(_OPENINGS):
+            try:
+                study = optuna.create_study(
+                    storage=_storage(url) if url else None, study_name=name, load_if_exists=True, pruner=_pruner(config),
+                    directions=[OBJECTIVES[objective] for objective in config.objectives],
+                )  # fmt: skip
+                break
+            except (ConfigError, ModuleNotFoundError):
+                raise
+            except Exception as error:  # several processes may be creating the tables at once
+                known = isinstance(error.__cause__ or error, sa.exc.DBAPIError | optuna.exceptions.OptunaError)
+                if attempt + 1 == _OPENINGS or not known:
+                    why = f"{type(error).__name__}: {error}".partition("\n")[0]
+                    where = shown_url(url) if url else "memory"
+                    raise StoreError(f"the study {name!r} at {where} cannot be opened: {why}") from error
+                time.sleep(0.2 * (attempt + 1))
+    # a sampler that began anew from one seed would try again what it tried, here before a stop or in another process
+    seed = int(np.random.SeedSequence([config.seed, worker, len(study.get_trials(deepcopy=False))]).generate_state(1)[0])
+    study.sampler = _sampler(space, replace(config, seed=seed))
+    wanted = {"space": {**space.describe(), **(of or {})}, "objectives": list(config.objectives)}
+    known = study.user_attrs.get("assay")
+    if known is None:
+        study.set_user_attr("assay", wanted)
+    elif known != json.loads(json.dumps(wanted)):
+        raise ConfigError(f"the study {name!r} searches something else: {_difference(known, wanted)}. Give this one another name")
+    return study
+
+
+def _difference(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """What differs, by name: there, and here."""
+    old, new = ({**entry["space"], "objectives": entry["objectives"]} for entry in (known, json.loads(json.dumps(wanted))))
+    return "; ".join(f"{key} is {old.get(key)}, not {new.get(key)}" for key in sorted({*old, *new}) if old.get(key) != new.get(key))
+
+
+def _storage(url: str) -> Any:
+    """Optuna's own storage, in which a trial whose process died is tried again."""
+    import optuna
+    import sqlalchemy as sa
+
+    again = optuna.storages.RetryHeartbeatStaleTrialCallback(max_retry=RETRIES)
+    options: dict[str, Any] = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {"pool_pre_ping": True}
+    storage = optuna.storages.RDBStorage(
+        url, engine_kwargs=options, heartbeat_interval=_HEARTBEAT_S, grace_period=3 * _HEARTBEAT_S, heartbeat_stale_trial_callback=again
+    )
+    if url.startswith("sqlite"):
+        sa.event.listen(storage.engine, "connect", sqlite_pragmas)
+        storage.engine.dispose()
+    return storage
+
+
+def _sampler(space: Space, config: SearchConfig) -> Any:
+    import optuna
+
+    samplers = optuna.samplers
+    makers: dict[str, Callable[[], Any]] = {
+        "tpe": lambda: samplers.TPESampler(seed=config.seed, n_startup_trials=min(10, max(2, config.trials // 4)), constant_liar=True),
+        "gp": lambda: samplers.GPSampler(seed=config.seed, deterministic_objective=False),
+        "cmaes": lambda: samplers.CmaEsSampler(seed=config.seed, warn_independent_sampling=False),
+        "nsga2": lambda: samplers.NSGAIISampler(seed=config.seed, population_size=max(4, min(50, config.trials // 4))),
+        "random": lambda: samplers.RandomSampler(seed=config.seed),
+        "grid": lambda: samplers.GridSampler(space.grid(), seed=config.seed),
+    }
+    if config.sampler == "grid" and len(space.programs) > 1 and len({tuple(space.searched(p)) for p in space.programs}) > 1:
+        raise ConfigError("sampler='grid' needs programs with the same parameters; take tpe")
+    try:
+        return makers[config.sampler]()
+    except ImportError as error:
+        raise ConfigError(f"sampler={config.sampler!r} needs a package that is not installed: {error}") from None
+
+
+def _pruner(config: SearchConfig) -> Any:
+    import optuna
+
+    if config.prunes == "wilcoxon":
+        return optuna.pruners.WilcoxonPruner(p_threshold=_P_PRUNED)
+    return optuna.pruners.HyperbandPruner(min_resource=1) if config.prunes == "hyperband" else optuna.pruners.NopPruner()

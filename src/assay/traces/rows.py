@@ -1,0 +1,78 @@
+"""Records as rows of a database, and back."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+from assay.traces.records import Rollout, ToolCall, Transition, Verdict
+
+__all__ = ["ROLLOUT_JSON", "TRANSITION_JSON", "as_json", "clean", "rollout_of", "row_of", "transition_of"]
+
+ROLLOUT_JSON = {"parameters", "adapters", "inputs", "prediction", "verdicts", "early_tools"}
+TRANSITION_JSON = {"adapters", "request", "response", "tools", "token_ids", "logprobs", "step_rewards"}
+
+
+def as_json(value: Any) -> str:
+    """JSON that both databases take: NaN and infinities become null, NUL and lone surrogates are replaced."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(value), ensure_ascii=False, default=str)
+    return clean(text).replace("\\u0000", "\\ufffd")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def clean(text: str) -> str:
+    if "\0" in text:
+        text = text.replace("\0", "\ufffd")
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def row_of(record: Rollout | Transition, encoded: set[str]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for item in fields(record):
+        value = getattr(record, item.name)
+        if item.name in encoded:
+            if item.name in ("tools", "verdicts", "early_tools"):
+                value = [asdict(part) for part in value]
+            row[f"{item.name}_json"] = None if value is None else as_json(value)
+        elif isinstance(value, str):
+            row[item.name] = clean(value)
+        elif isinstance(value, float) and not math.isfinite(value):
+            row[item.name] = None
+        else:
+            row[item.name] = value
+    return row
+
+
+def _load(row: Any, names: Sequence[str]) -> dict[str, Any]:
+    return {name: json.loads(row[f"{name}_json"]) if row[f"{name}_json"] is not None else None for name in names}
+
+
+def rollout_of(row: Any) -> Rollout:
+    plain = {key: value for key, value in row.items() if not key.endswith("_json")}
+    loaded = _load(row, sorted(ROLLOUT_JSON))
+    loaded["verdicts"] = [Verdict(**verdict) for verdict in loaded["verdicts"]]
+    loaded["early_tools"] = [ToolCall(**tool) for tool in loaded["early_tools"]]
+    loaded["adapters"] = tuple(loaded["adapters"])
+    return Rollout(**plain, **loaded)
+
+
+def transition_of(row: Any) -> Transition:
+    plain = {key: value for key, value in row.items() if not key.endswith("_json") and key != "rollout_id"}
+    loaded = _load(row, sorted(TRANSITION_JSON))
+    loaded["tools"] = [ToolCall(**tool) for tool in loaded["tools"]]
+    for name in ("adapters", "token_ids", "logprobs"):
+        loaded[name] = None if loaded[name] is None else tuple(loaded[name])
+    return Transition(**plain, **loaded)

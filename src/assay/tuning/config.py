@@ -1,0 +1,85 @@
+"""Settings of a search over agent parameters."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+from assay.errors import ConfigError
+from assay.jobs import RunConfig
+from assay.optimizers.metrics import Budget
+from assay.optimizers.parameters import SearchConfig
+
+__all__ = ["TuneConfig"]
+
+METHODS = ("optuna", "policy")
+_CAPS = ("max_calls", "max_search_calls", "max_tokens", "max_cost_usd")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig(RunConfig):
+    """Settings of a search over agent parameters; `parameters` are fixed ones. See `SearchConfig` for those of the search.
+
+    Attributes:
+        ranges: of searched parameters, (lowest, highest); all that act where empty.
+        also: folders of further compiled artifacts of this program, tried as one more dimension.
+        samples: runs of each task in a trial.
+        study: name of a study to begin or to join; by default the run's own.
+        storage: database URL of the study; by default beside the store, or its own database where that is a server.
+        workers: processes on this machine that share the study; each has an equal part of the caps. `worker` is a process's number.
+        method: `optuna`, or `policy`: a network that learns which parameter to move, for `episodes` of `tasks_per_episode` train
+            tasks (all where None), by `learning_rate`.
+    """
+
+    kind: str = "tune"
+    optimizer: str = "parameters"
+    method: str = "optuna"
+    trials: int = 60
+    sampler: str = "tpe"
+    pruner: str = "auto"
+    objectives: Sequence[str] = ("score",)
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    also: Sequence[str] = ()
+    block: int = 5
+    samples: int = 1
+    budget: Mapping[str, float] = field(default_factory=dict)
+    study: str | None = None
+    storage: str | None = None
+    workers: int = 1
+    worker: int = 0
+    episodes: int = 10
+    tasks_per_episode: int | None = None
+    learning_rate: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.method not in METHODS:
+            raise ConfigError(f"method={self.method!r} must be one of {', '.join(METHODS)}")
+        if self.episodes < 1 or self.learning_rate < 0 or (self.tasks_per_episode or 1) < 1:
+            raise ConfigError("episodes and tasks_per_episode must be at least 1, and learning_rate at least 0")
+        if self.workers < 1 or (self.workers > 1 and self.method == "policy"):
+            raise ConfigError(f"workers={self.workers!r} must be at least 1, and a policy walks alone")
+        if self.method == "policy" and (tuple(self.objectives) != ("score",) or self.study or self.storage):
+            raise ConfigError("a policy learns from the metrics and keeps no study; objectives, study and storage go with method='optuna'")
+        if self.method == "policy" and self.also:
+            raise ConfigError("a policy moves the parameters of one program; choices among artifacts go with method='optuna'")
+        if self.samples < 1:
+            raise ConfigError(f"samples={self.samples!r} must be at least 1")
+        if wrong := sorted(set(self.budget) - set(asdict(Budget()))):
+            raise ConfigError(f"a budget has {', '.join(asdict(Budget()))}, not {wrong}")
+        self.search  # noqa: B018 - its settings are checked before anything is opened
+
+    @property
+    def need(self) -> tuple[str, ...]:
+        """Splits that must not be empty."""
+        return ("val", "gate", "test") if self.method == "optuna" else ("train", "val", "gate", "test")
+
+    @property
+    def search(self) -> SearchConfig:
+        return SearchConfig(
+            trials=self.trials, sampler=self.sampler, pruner=self.pruner, objectives=tuple(self.objectives), block=self.block, seed=self.seed,
+            budget=Budget(**self.budget),
+        )  # fmt: skip
+
+    def of_one_worker(self) -> "TuneConfig":
+        """The settings of each of several processes: an equal part of every cap."""
+        caps = {name: cap for name in _CAPS if (cap := getattr(self, name)) is not None}
+        return replace(self, **{name: cap / self.workers if name == "max_cost_usd" else max(1, cap // self.workers) for name, cap in caps.items()})

@@ -1,0 +1,98 @@
+"""What a search over agent parameters tells: as JSON and as the artifact's page."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from assay.models import Meter
+from assay.optimizers.comparison import Comparison
+from assay.optimizers.metrics import before_and_after
+from assay.optimizers.parameters import SearchOutcome
+from assay.optimizers.statistics import mean_difference
+from assay.tuning.config import TuneConfig
+
+__all__ = ["TuneReport", "as_page", "saving"]
+
+
+@dataclass
+class TuneReport:
+    """What `tune` returns. `to_dict()` is the `--json` object."""
+
+    artifact: Path
+    config: TuneConfig
+    outcome: SearchOutcome
+    best: dict[str, Any]
+    meter: Meter
+    gate: Comparison | None = None
+    test: Comparison | None = None
+    replaces: bool = False
+    stopped: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        usage, search, found, test = self.meter.usage, self.meter.of("search"), self.outcome, self.test
+        states = [trial.state for trial in found.trials]
+        return {
+            "artifact": str(self.artifact),
+            "method": self.config.method,
+            "best": self.best,
+            "program": found.best.point.program,
+            "trials": len(states),
+            "complete": states.count("complete"),
+            "pruned": states.count("pruned"),
+            "failed": states.count("failed"),
+            "task_runs": found.task_runs,
+            "task_runs_saved": found.saved,
+            "objectives": list(self.config.objectives),
+            "front": [trial.to_dict() for trial in found.trials if trial.number in found.front],
+            "replaces": self.replaces,
+            "gate": None if self.gate is None else {**self.gate.gain.to_dict(), "tokens": saving(self.gate)},
+            "test": dict.fromkeys(("default", "tuned", "gain", "tokens", "table"))
+            if test is None
+            else {
+                "default": test.before.report(),
+                "tuned": test.after.report(),
+                "gain": test.gain.to_dict(),
+                "tokens": saving(test),
+                "table": before_and_after(list(test.before.runs.values()), list(test.after.runs.values())),
+            },
+            "history": [trial.to_dict() for trial in found.trials],
+            "stopped": self.stopped,
+            "notes": [*found.notes, *self.notes],
+            "search_calls": search.calls,
+            "calls": usage.calls,
+            "cached": usage.cached,
+            "tokens": usage.tokens,
+            "cost_usd": usage.cost_usd,
+        }
+
+
+def saving(found: Comparison) -> dict[str, float | None]:
+    """The change of tokens a task, as a share of before, with a paired 95 % interval; negative where fewer are used."""
+    before, after = found.before.tokens, found.after.tokens
+    mean = float(np.mean(list(before.values()))) if before else 0.0
+    if not mean:
+        return {"mean": None, "low": None, "high": None}
+    gap = mean_difference([after[key] - before[key] for key in before.keys() & after.keys()])
+    return {name: None if value is None or math.isnan(value) else value / mean for name, value in zip(("mean", "low", "high"), gap, strict=True)}
+
+
+def as_page(data: Mapping[str, Any]) -> str:
+    """The report in Markdown."""
+    settings = ", ".join(f"{name} {value}" for name, value in data["best"].items())
+    lines = ["# Tuned agent parameters", "", f"Best: {settings}.", ""]
+    before, after = data["test"]["default"], data["test"]["tuned"]
+    if before and after:
+        lines += ["| sealed test | default | tuned |", "|---|---|---|", f"| score | {before['score']} | {after['score']} |"]
+        lines += [f"| tokens a task | {before['tokens_per_task']} | {after['tokens_per_task']} |"]
+        lines += [f"| {name} | {before['metrics'][name]} | {after['metrics'][name]} |" for name in after["metrics"]]
+        lines += ["", f"Gain, paired, 95 %: {data['test']['gain']}. Replaces the default (gate): {data['replaces']}."]
+    lines += [
+        "",
+        f"{data['trials']} trials, {data['pruned']} of them pruned; {data['calls']} calls, {data['tokens']} tokens, {data['cost_usd']} USD.",
+    ]
+    return "\n".join(lines) + "\n"

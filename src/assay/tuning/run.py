@@ -1,0 +1,151 @@
+"""The users' line for agent parameters: `assay.tune`. Joins job, space, study, gate, sealed test and artifact."""
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import dspy
+
+from assay.deployment import save_artifact
+from assay.deployment.artifact import check_place, is_artifact
+from assay.errors import BudgetExceeded, ConfigError
+from assay.jobs import Job, home_of, open_job, program_manifest
+from assay.optimizers import Progress, Student
+from assay.optimizers.comparison import compare
+from assay.optimizers.metrics import Budget
+from assay.optimizers.parameters import Point, ProgramArena, SearchOutcome, Space, TrialResult, outcome_of, search, train_policy
+from assay.rubrics import Rubric
+from assay.traces import shown_url
+from assay.tuning.config import TuneConfig
+from assay.tuning.report import TuneReport, as_page, saving
+from assay.tuning.study import arena_of, space_of, storage_of, student_at, study_of
+from assay.tuning.workers import helped
+
+__all__ = ["tune"]
+
+_SIDES = ("default", "tuned")
+
+
+def tune(
+    program: str | dspy.Module,
+    *,
+    rubric: str | Path | Rubric,
+    data: str,
+    lm: dspy.LM | None = None,
+    out: str | Path | None = None,
+    apply: str | Path | None = None,
+    store: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    **options: Any,
+) -> TuneReport:
+    """Searches the five agent parameters on val, decides on gate, and reports on the sealed test split.
+
+    Args:
+        program, rubric, data, lm: as for `assay.compile`; the program's own parameters are the default it is held against.
+        out: folder of the artifact; by default `.assay/artifacts/PROGRAM-tuned`.
+        apply: a compiled artifact; a copy of it with the best parameters is what is written.
+        options: the fields of `TuneConfig`.
+    Raises:
+        AssayError: what was wrong, which rule, what to do.
+        Cancelled: the user stopped the run; call again with `resume=True`.
+    """
+    config = TuneConfig.of(program, rubric, data, lm, **options)
+    assert isinstance(config, TuneConfig)
+    if config.workers > 1 and not (lm is None and isinstance(program, str) and isinstance(rubric, str | Path)):
+        raise ConfigError("workers are processes of their own: give program, rubric and model by their names")
+    shown = progress or Progress()
+    if out is not None:
+        check_place(Path(out).resolve())
+    if apply is not None and not is_artifact(apply):
+        raise ConfigError(f"{apply} is no artifact to write parameters into")
+    config = config.of_one_worker()
+    with open_job(config, program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume, need=config.need) as job:
+        job.status = "stopped"  # until all of it is done
+        report = _tuned(job, config, shown, store)
+        if report.stopped is None:
+            job.status = "done"
+        chosen = student_at(job, report.outcome.best.point, config)
+        if apply is not None:
+            chosen = student_at(job, Point(str(apply), chosen.settings["parameters"]), config)
+            report.notes.append(f"the parameters were written into a copy of {apply}, which was not evaluated with them")
+        name = f"{job.session.program_name.rpartition(':')[2].lower()}-tuned"
+        result = {key: value for key, value in report.to_dict().items() if key != "artifact"}
+        folder = Path(out) if out else home_of(store) / "artifacts" / name
+        report.artifact = save_artifact(
+            folder.resolve(), chosen.program, program_manifest(job, chosen, result), splits=job.splits.manifest(), report=as_page(result)
+        )
+    return report
+
+
+def _tuned(job: Job, config: TuneConfig, shown: Progress, store: str | Path | None) -> TuneReport:
+    space = space_of(job, config, shown)
+    arena = arena_of(job, config, space)
+    for split in ("train", "val"):
+        job.session.know(getattr(job.splits, split), split)
+    default = Point(space.programs[0], dict(job.student.settings["parameters"]))
+    with job.session.phase("search"):
+        by = _by_policy if config.method == "policy" else _by_optuna
+        outcome, stopped = by(job, arena, space, default, config, shown, store)
+    tuned = arena.student(outcome.best.point)
+    report = TuneReport(Path(), config, outcome, dict(tuned.settings["parameters"]), job.session.meter, stopped=stopped)
+    try:
+        _decide(report, job, tuned)
+    except BudgetExceeded as cap:
+        report.stopped = str(cap)
+    return report
+
+
+def _by_optuna(
+    job: Job, arena: ProgramArena, space: Space, default: Point, config: TuneConfig, shown: Progress, store: str | Path | None
+) -> tuple[SearchOutcome, str | None]:
+    url, val = storage_of(config, store), job.splits.val
+    # where others may join, what is tried here must not repeat what they try
+    worker = 0 if config.study is None else uuid.uuid4().int % 2**31
+    study = study_of(job, config, space, url, worker=worker)
+    shown.say(f"study {study.study_name} in {shown_url(url)}: {config.trials} trials of {len(val)} val tasks; the test split is sealed")
+    stopped = None
+    try:
+        with helped(config, study.study_name, url, store, shown):
+            search(arena, val, space, config.search, study, defaults=[default], progress=shown)
+    except BudgetExceeded as cap:
+        if not any(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False)):
+            raise
+        stopped = str(cap)
+        shown.say(f"end of the search: {cap}; the best so far goes on")
+    return outcome_of(study, space, config.search, len(val)), stopped
+
+
+def _by_policy(
+    job: Job, arena: ProgramArena, space: Space, default: Point, config: TuneConfig, shown: Progress, store: str | Path | None
+) -> tuple[SearchOutcome, str | None]:
+    """Learns on train, and has val confirm; what was run before a cap is answered from the cache when it goes on."""
+    train, val = job.splits.train, job.splits.val
+    shown.say(f"policy: {config.episodes} episodes of {config.tasks_per_episode or len(train)} train tasks; {len(val)} val tasks confirm the best")
+    found = train_policy(
+        arena, train, val, space, default, episodes=config.episodes, tasks_per_episode=config.tasks_per_episode,
+        learning_rate=config.learning_rate, seed=config.seed, budget=Budget(**config.budget), progress=shown,
+    )  # fmt: skip
+    trials = [
+        TrialResult(e.number, Point(default.program, e.parameters), "complete", {"score": e.metrics["accuracy"]}, {}, e.metrics, None)
+        for e in found.history
+    ]
+    best = TrialResult(len(trials), found.best, "complete", {"score": None}, {}, {}, None)
+    runs = len(found.history) * (config.tasks_per_episode or len(train)) + len(found.confirmed) * len(val)
+    told = [*found.notes, *(f"{e.number}: {e.meaning}" for e in found.history if e.kept and e.improvement > 0)]
+    return SearchOutcome(best, trials[0], trials, runs, 0.0, [], told), None
+
+
+def _decide(report: TuneReport, job: Job, tuned: Student) -> None:
+    """Gate, then the sealed test: the tuned program replaces the default where it scores higher, or as high with fewer tokens."""
+    after = tuned if tuned.settings != job.student.settings or report.outcome.best.point.program != job.config.program else job.student
+    if after is job.student:
+        tried = sum(trial.state != "failed" for trial in report.outcome.trials)
+        report.notes.append(
+            "no point was better on val than the default; it stays" if tried > 1 else "nothing was tried beside the default; it stays"
+        )
+    else:
+        report.gate = compare(job.student, after, job.splits.gate, job.session, split="gate", names=_SIDES)
+        fewer = saving(report.gate)
+        report.replaces = report.gate.gain.is_gain or (report.gate.gain.mean >= 0 and fewer["high"] is not None and fewer["high"] < 0)
+    report.test = compare(job.student, after, job.splits.unseal(), job.session, split="test", names=_SIDES)

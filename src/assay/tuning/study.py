@@ -1,0 +1,81 @@
+"""What a job searches, and the study it searches in."""
+
+import copy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from assay.datasets.tasks import content_hash
+from assay.deployment import load_artifact
+from assay.errors import ConfigError
+from assay.jobs import Job, home_of
+from assay.optimizers import Progress, Student
+from assay.optimizers.parameters import Point, ProgramArena, Space, open_study
+from assay.optimizers.session import has_tools
+from assay.programs import RANGES
+from assay.programs.compose import is_agent
+from assay.traces import store_url
+from assay.tuning.config import TuneConfig
+
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = ["arena_of", "space_of", "storage_of", "student_at", "study_of"]
+
+
+def space_of(job: Job, config: TuneConfig, shown: Progress) -> Space:
+    """The parameters that do something in the program, and in each artifact that is tried beside it."""
+    names = [config.program, *(str(path) for path in config.also)]
+    acting = {name: _acting(student_at(job, Point(name, {}), config)) for name in names}
+    ranges = dict(config.ranges) or {name: limits for name, limits in RANGES.items() if name not in config.parameters}
+    for name, found in acting.items():
+        if idle := [parameter for parameter in ranges if parameter not in found]:
+            shown.say(f"{name} ignores {', '.join(idle)}: not searched for it")
+    return Space(programs=names, acting=acting, ranges=ranges, fixed=dict(config.parameters))
+
+
+def _acting(student: Student) -> list[str]:
+    """The parameters that do something in a program: a plain module has only a temperature."""
+    if not is_agent(student.program):
+        return ["temperature"]
+    return [name for name in RANGES if name != "tool_usage_threshold" or has_tools(student.program)]
+
+
+def student_at(job: Job, point: Point, config: TuneConfig) -> Student:
+    """The program of a point: the job's own, or an artifact of the same program."""
+    if point.program == config.program:
+        student = copy.deepcopy(job.student)
+    else:
+        artifact = load_artifact(point.program)
+        if artifact.manifest["program"] != job.session.program_name:
+            raise ConfigError(f"{point.program} is of {artifact.manifest['program']}, not of {job.session.program_name}")
+        if artifact.manifest["data"]["salt"] != config.salt:
+            raise ConfigError(
+                f"{point.program} was compiled with the salt {artifact.manifest['data']['salt']!r}: its tasks may be in this test split"
+            )
+        student = Student(artifact.program, job.session, adapter=artifact.settings["adapter"])
+        student.set_parameters(artifact.settings["parameters"])
+    student.set_parameters(point.parameters)
+    return student
+
+
+def arena_of(job: Job, config: TuneConfig, space: Space) -> ProgramArena:
+    """Where the programs of a space run."""
+    return ProgramArena({name: student_at(job, Point(name, {}), config) for name in space.programs}, job.session, samples=config.samples)
+
+
+def storage_of(config: TuneConfig, store: str | Path | None) -> str:
+    """Where the study is kept: as asked, else in the store's database where that is a server, else in a file beside it."""
+    if config.storage:
+        return store_url(config.storage)
+    url = store_url(store)
+    return url if not url.startswith("sqlite:///") else f"sqlite:///{(home_of(store) / 'studies.db').resolve()}"
+
+
+def study_of(job: Job, config: TuneConfig, space: Space, url: str, *, worker: int) -> "optuna.Study":
+    """The study, new or joined: what is searched on must be the same in all its processes."""
+    tasks = sorted(task.content_hash for task in job.splits.val)
+    of: dict[str, Any] = {
+        "tasks": content_hash({"tasks": tasks})[:16], "salt": config.salt, "rubric": job.session.rubric.version, "model": config.model,
+        "judge_model": config.judge_model, "samples": config.samples, "adapter": config.adapter,
+    }  # fmt: skip
+    return open_study(config.study or job.run_id, url, space, config.search, worker=worker, of=of)
