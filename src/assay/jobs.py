@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from assay.judges.loading import AnyJudge
 from assay.judges.loading import load_judge as read_judge
 from assay.models import Caps, LanguageModel, Meter, ResponseCache, get_lm, with_recording
 from assay.optimizers import Progress, Session, Student
+from assay.optimizers.executors import EXECUTORS, Outbox, RayExecutor
 from assay.programs import load_program, program_inputs, program_version
 from assay.programs.loading import program_class
 from assay.rubrics import Rubric
@@ -47,7 +48,7 @@ __all__ = [
     "program_manifest",
 ]
 
-_NOT_THE_JOB = ("threads", "cache", "trials", "storage", "workers")  # how far and where, not what
+_NOT_THE_JOB = ("threads", "cache", "trials", "storage", "workers", "executor")  # how far and where, not what
 DEFAULT_MODEL = "embedded/smollm2-135m"
 
 
@@ -102,6 +103,12 @@ class RunConfig(CommonConfig):
     parameters: Mapping[str, Any] = field(default_factory=dict)
     threshold: float = 0.8
     demos: int = 4
+    executor: str = "threads"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.executor not in EXECUTORS:
+            raise ConfigError(f"executor={self.executor!r} must be one of {', '.join(EXECUTORS)}")
 
     @classmethod
     def of(cls, program: str | dspy.Module, rubric: str | Path | Rubric, data: str, lm: dspy.LM | None, **options: Any) -> "RunConfig":
@@ -177,18 +184,37 @@ def open_job(
             f"salt={config.salt!r} is not the artifact's {artifact.manifest['data']['salt']!r}: what it was compiled on would fall into "
             "the new test split. Use the artifact's salt"
         )
-    with open_run(config, lm=lm, progress=progress, store=store, resume=resume) as run:
+    if config.executor == "ray" and lm is not None:
+        raise ConfigError("executor='ray' needs the model by its name: an object of this process cannot travel to the hosts")
+    with open_run(config, lm=lm, progress=progress, store=store, resume=resume) as run, ExitStack() as closing:
         judge = run.model(config.judge_model, temperature=0.1) if config.judge_model else run.lm.copy(temperature=0.1)
         session = Session(
             lm=run.lm, rubric=load_rubric(checked, judge_lm=judge), recorder=run.recorder, meter=run.meter, program_name=name,
             seed=config.seed, threads=run.threads, progress=progress, prompt_lm=run.reflection, judge_lm=judge,
         )  # fmt: skip
+        if config.executor == "ray":
+            session.executor = RayExecutor(functools.partial(_session_on_a_host, config, checked, name), threads=run.threads)
+            closing.callback(session.executor.close)
         settings = artifact.settings if artifact else {"adapter": None, "parameters": {}}
         student = Student(known, session, adapter=config.adapter or settings["adapter"])
         student.set_parameters({**settings["parameters"], **config.parameters})
         job = Job(config, run.folder, run.run_id, splits, student, session, run.store, artifact)
         yield job
         run.status = job.status
+
+
+def _session_on_a_host(config: RunConfig, rubric: Rubric, program: str, outbox: Outbox) -> Session:
+    """A job's session on a host of a cluster: its own model, cache and meter; what it records waits in the outbox."""
+    logging.getLogger("dspy").setLevel(logging.ERROR)
+    recorder, meter = Recorder(outbox), Meter()  # type: ignore[arg-type]
+    shared: dict[str, Any] = {"cache": ResponseCache(), "meter": meter, "observers": [recorder.observe], "seed": config.seed}
+    client: dict[str, Any] = {"api_base": config.api_base} if config.api_base else {}
+    lm = get_lm(config.model, **shared, **client)
+    judge = get_lm(config.judge_model, temperature=0.1, **shared) if config.judge_model else lm.copy(temperature=0.1)
+    return Session(
+        lm=lm, rubric=load_rubric(rubric, judge_lm=judge), recorder=recorder, meter=meter, program_name=program, seed=config.seed,
+        threads=1, judge_lm=judge,
+    )  # fmt: skip
 
 
 def program_manifest(job: Job, student: Student, result: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import Console, keep, print_json, run_config, run_options, warn_of_failures, warn_of_gaps
+from assay.cli.shared import Console, executor_option, keep, print_json, run_config, run_options, warn_of_failures, warn_of_gaps
 
 __all__ = ["command"]
 
@@ -13,6 +13,7 @@ __all__ = ["command"]
 @click.argument("program")
 @run_options
 @click.option("--split", type=click.Choice(["train", "val", "gate", "test"]), default="val", show_default=True, help="test opens the sealed split.")
+@executor_option()
 @click.option("--size", type=int, help="Most tasks taken of the split.")
 def command(program: str, **values: Any) -> None:
     """Score PROGRAM (a program's name or an artifact's folder) with an interval, per criterion and task type."""

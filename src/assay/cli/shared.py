@@ -8,7 +8,18 @@ from typing import Any
 
 import click
 
-__all__ = ["Console", "json_option", "keep", "pairs", "print_json", "run_config", "run_options", "warn_of_failures", "warn_of_gaps"]
+__all__ = [
+    "Console",
+    "executor_option",
+    "json_option",
+    "keep",
+    "pairs",
+    "print_json",
+    "run_config",
+    "run_options",
+    "warn_of_failures",
+    "warn_of_gaps",
+]
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -56,6 +67,12 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(options):
         function = option(function)
     return function
+
+
+def executor_option() -> Decorator:
+    """`--executor`."""
+    text = "Where tasks run: in threads here, or on the hosts of a Ray cluster (RAY_ADDRESS, or one started here)."
+    return click.option("--executor", type=click.Choice(["threads", "ray"]), default="threads", show_default=True, help=text)
 
 
 def run_config(values: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import Console, keep, pairs, print_json, run_config, run_options, warn_of_failures
+from assay.cli.shared import Console, executor_option, keep, pairs, print_json, run_config, run_options, warn_of_failures
 
 __all__ = ["command"]
 
@@ -26,6 +26,7 @@ __all__ = ["command"]
 @click.option("--block", type=click.IntRange(1), default=5, show_default=True, help="Tasks between two looks of the pruner.")
 @click.option("--budget", multiple=True, metavar="NAME=VALUE", help="What a run may use for its efficiency: steps, tokens, seconds.")
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes on this machine that share the study.")
+@executor_option()
 @click.option("--study", help="Name of a study to begin or to join; by default the run's own.")
 @click.option("--storage", metavar="URL", help="Database of the study; by default beside the store.")
 @click.option("--train-size", type=int, help="Most tasks taken of train.")

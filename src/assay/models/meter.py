@@ -117,9 +117,16 @@ class Meter:
             BudgetExceeded: the call would pass a cap.
             Cancelled: the run was told to stop.
         """
+        with self._lock:  # from reading what was used to counting the call, or two threads would both take the last one
+            self.check()
+            self._in_flight += 1
+            self._asked[self.phase] = self._asked.get(self.phase, 0) + 1
+
+    def check(self) -> None:
+        """Raises what `reserve` would raise, and reserves nothing: for calls that are made and metered elsewhere, and then added."""
         if self._cancelled:
             raise Cancelled("the run was stopped")
-        with self._lock:  # from reading what was used to counting the call, or two threads would both take the last one
+        with self._lock:
             used, pending = self.usage, self._in_flight
             search = self.of("search").calls if self.phase == "search" else 0
             if self.caps.cost_usd is not None and used.unpriced:
@@ -135,8 +142,15 @@ class Meter:
             ):
                 if cap is not None and value >= cap:
                     raise BudgetExceeded(f"the cap of {cap:g} {what} is reached", what=what)
-            self._in_flight += 1
-            self._asked[self.phase] = self._asked.get(self.phase, 0) + 1
+
+    def add(self, spent: Usage) -> None:
+        """Counts what another meter counted, under the phase of now."""
+        usage = self.of(self.phase)
+        self.on_call(spent.calls + spent.cached)
+        with self._lock:
+            for name, value in vars(spent).items():
+                setattr(usage, name, getattr(usage, name) + value)
+            self._asked[self.phase] = self._asked.get(self.phase, 0) + spent.calls + spent.cached
 
     def settle(self, *, prompt_tokens: int | None, completion_tokens: int | None, cost_usd: float | None, failed: bool) -> None:
         """Called once after each reserved call, whether it answered or failed."""

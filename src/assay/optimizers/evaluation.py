@@ -1,10 +1,8 @@
 """Runs a program over tasks and holds what came out. Failures are counted; nothing is retried behind the caller's back."""
 
-import contextvars
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +10,7 @@ import numpy as np
 
 from assay.datasets import Task
 from assay.errors import Cancelled
+from assay.optimizers.executors import in_threads
 from assay.optimizers.metrics import TaskRun, measure, run_of
 from assay.optimizers.session import Session, Student
 from assay.optimizers.statistics import mean_interval
@@ -132,26 +131,16 @@ def evaluate(student: Student, tasks: Sequence[Task], session: Session, *, name:
     """
     session.know(list(tasks))
     found: dict[str, Any] = {}
-
-    def one(task: Task) -> None:
-        with session.context():
-            prediction = student(**dict(task.inputs))
-        found[task.id] = prediction
-
-    pool = ThreadPoolExecutor(max_workers=max(1, session.threads), thread_name_prefix="assay")
+    execute = session.executor or in_threads
     try:
         with session.progress.bar(name, len(tasks)) as advance:
-            waiting = {pool.submit(contextvars.copy_context().run, one, task) for task in tasks}
-            while waiting:
-                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                for future in done:
-                    future.result()
-                    advance(1)
+            for task, prediction in execute(student, tasks, session):
+                found[task.id] = prediction
+                advance(1)
     except KeyboardInterrupt:
         session.meter.cancel()
         raise Cancelled("stopped by the user") from None
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
         evaluation = Evaluation() if into is None else into
         for task in tasks:
             if task.id in found:

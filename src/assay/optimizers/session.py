@@ -51,6 +51,7 @@ class Session:
     split_of: dict[str, str] = field(default_factory=dict)
     prompt_lm: LanguageModel | None = None  # proposes prompts; the program's own model where None
     judge_lm: LanguageModel | None = None  # decides the rubric's judge criteria
+    executor: Callable[..., Any] | None = None  # where evaluations run, see `assay.optimizers.executors`; threads where None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __deepcopy__(self, memo: object) -> "Session":

@@ -91,6 +91,17 @@ class Recorder(BaseCallback):  # type: ignore[misc]
             if rewards and self.store is not None:
                 self.store.put_transition(rollout.id, transition)
 
+    def take_in(self, rollouts: Sequence[Rollout], transitions: Sequence[tuple[str, Transition]], *, unseen: int = 0) -> None:
+        """Keeps what a recorder on another host recorded of this run: rollouts, transitions by rollout id, and calls it missed."""
+        with self._lock:
+            self.unseen += unseen
+        for rollout in rollouts:
+            rollout.run_id = self.run_id
+            self._put(rollout)
+        if self.store is not None:
+            for rollout_id, transition in transitions:
+                self.store.put_transition(rollout_id, transition)
+
     def observe(self, call: Call) -> None:
         """Receives one LM call from an engine, in the thread that made it."""
         rollout = current_rollout() or self._outside()

@@ -1,0 +1,214 @@
+"""Where the runs of an evaluation happen: in threads here, or on many hosts through Ray. What comes back is the same."""
+
+import contextvars
+import importlib.metadata
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+import dspy
+
+from assay.datasets import Task
+from assay.errors import ConfigError, MissingExtra, ModelError
+from assay.models.meter import Usage
+from assay.optimizers.session import Session, Student
+from assay.traces import Rollout, Transition
+
+__all__ = ["EXECUTORS", "RayExecutor", "in_threads"]
+
+EXECUTORS = ("threads", "ray")
+_LOSSES = 2  # hosts that may be lost under one task before it is held to be the cause
+
+
+def in_threads(student: Student, tasks: Sequence[Task], session: Session) -> Iterator[tuple[Task, Any]]:
+    """Runs the tasks, `session.threads` at a time, and gives each with its scored prediction as it is done."""
+
+    def one(task: Task) -> tuple[Task, Any]:
+        with session.context():
+            return task, student(**dict(task.inputs))
+
+    pool = ThreadPoolExecutor(max_workers=max(1, session.threads), thread_name_prefix="assay")
+    try:
+        waiting = {pool.submit(contextvars.copy_context().run, one, task) for task in tasks}
+        while waiting:
+            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass
+class Report:
+    """What a host sends back: one scored run, and everything that its session recorded and spent since it last sent."""
+
+    rollout: Rollout
+    result: Any
+    has_tools: bool
+    rollouts: list[Rollout]
+    transitions: list[tuple[str, Transition]]
+    spent: Usage
+    unseen: int
+
+
+@dataclass
+class Outbox:
+    """Stands where a store does, on a host that has none: keeps the records until they are sent."""
+
+    rollouts: dict[str, Rollout] = field(default_factory=dict)
+    transitions: dict[tuple[str, int], tuple[str, Transition]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def put_rollout(self, rollout: Rollout) -> None:
+        with self._lock:
+            self.rollouts[rollout.id] = rollout
+
+    def put_transition(self, rollout_id: str, transition: Transition) -> None:
+        with self._lock:
+            self.transitions[rollout_id, transition.t] = (rollout_id, transition)
+
+    def emptied(self) -> tuple[list[Rollout], list[tuple[str, Transition]]]:
+        with self._lock:
+            found = list(self.rollouts.values()), list(self.transitions.values())
+            self.rollouts, self.transitions = {}, {}
+        return found
+
+
+class Host:
+    """One host's part: a session of its own, in which it runs the tasks it is given."""
+
+    def __init__(self, make: Callable[[Outbox], Session]) -> None:
+        self.outbox = Outbox()
+        self.session = make(self.outbox)
+        self._sent, self._unseen, self._lock = Usage(), 0, threading.Lock()
+
+    def run(self, program: dspy.Module, student: dict[str, Any], task: Task, split: str, phase: str) -> Report:
+        session = self.session
+        session.know([task], split)
+        session.recorder.phase = phase
+        copy = Student(program, session, adapter=student["adapter"], sample=student["sample"])
+        copy.set_parameters(student["parameters"])
+        with session.context():
+            prediction = copy(**dict(task.inputs))
+        with self._lock:
+            usage, unseen = session.meter.usage, session.recorder.unseen
+            spent = Usage(**{name: value - getattr(self._sent, name) for name, value in vars(usage).items()})
+            rollouts, transitions = self.outbox.emptied()
+            report = Report(prediction._rollout, prediction._result, prediction._has_tools, rollouts, transitions, spent, unseen - self._unseen)
+            self._sent, self._unseen = usage, unseen
+        return report
+
+
+class RayExecutor:
+    """Runs the tasks of an evaluation on the hosts of a Ray cluster, one session on each.
+
+    The cluster is the one at `RAY_ADDRESS`, or one that is started here. Caps are looked at before each task is handed out, so
+    they may be passed by what the hosts have at work.
+
+    Args:
+        make: builds a session on a host; it is pickled, and imported there.
+        threads: tasks at once on a host.
+    Raises:
+        MissingExtra: ray is not installed.
+        ConfigError: there is no cluster at the address.
+    """
+
+    def __init__(self, make: Callable[[Outbox], Session], *, threads: int) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise MissingExtra("ray", "ray") from error
+        self.ray, self.threads = ray, max(1, threads)
+        self._began = not ray.is_initialized()
+        if self._began:
+            try:
+                ray.init(log_to_driver=False, logging_level="error", include_dashboard=False, configure_logging=False)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                raise ConfigError(f"no Ray cluster could be joined or started: {error}. RAY_ADDRESS names one that runs") from error
+        self.hosts = self._hosts(make)
+
+    def _hosts(self, make: Callable[[Outbox], Session]) -> list[Any]:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        alive = [node for node in self.ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+        maker = self.ray.remote(Host)
+        return [
+            maker.options(
+                num_cpus=1, max_concurrency=self.threads, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            ).remote(make)
+            for node in alive
+        ]
+
+    def close(self) -> None:
+        for host in self.hosts:
+            self.ray.kill(host)
+        if self._began:
+            self.ray.shutdown()
+
+    def __call__(self, student: Student, tasks: Sequence[Task], session: Session) -> Iterator[tuple[Task, Any]]:
+        """As `in_threads`."""
+        _by_value(student.program, self.ray)
+        program = self.ray.put(student.program)
+        settings = {**student.settings, "sample": student.sample}
+        left, lost = list(reversed(tasks)), dict.fromkeys((task.id for task in tasks), 0)
+        working: dict[Any, tuple[Task, Any]] = {}
+        free = [host for host in self.hosts for _ in range(self.threads)]
+        try:
+            while left or working:
+                while left and free:
+                    session.meter.check()
+                    task, host = left.pop(), free.pop(0)
+                    split = session.split_of.get(task.content_hash, "")
+                    working[host.run.remote(program, settings, task, split, session.recorder.phase)] = (task, host)
+                if not working:
+                    raise ModelError("every host of the Ray cluster is gone; what was finished is in the store. Go on with --resume")
+                for reference in self.ray.wait(list(working), num_returns=1)[0]:
+                    task, host = working.pop(reference)
+                    report = self._got(reference, task, host)
+                    if report is not None:
+                        free.append(host)
+                        yield task, _taken(report, session)
+                        continue
+                    lost[task.id] += 1
+                    if lost[task.id] > _LOSSES:
+                        raise ModelError(f"task {task.id}: {lost[task.id]} hosts were lost while they ran it")
+                    left.append(task)
+                    self.hosts = [other for other in self.hosts if other is not host]
+                    free = [other for other in free if other is not host]
+        finally:
+            for reference in working:
+                self.ray.cancel(reference, force=False)
+
+    def _got(self, reference: Any, task: Task, host: Any) -> Report | None:
+        """A host's report; None where the host is lost."""
+        errors = self.ray.exceptions
+        try:
+            return self.ray.get(reference)
+        except errors.RayTaskError as error:
+            raise error.cause if isinstance(error.cause, BaseException) else ModelError(str(error)) from error
+        except errors.ActorDiedError as error:
+            if "__init__" in str(error):
+                raise ModelError(f"a host of the Ray cluster could not begin: {str(error).strip().splitlines()[-1]}") from error
+            return None
+        except errors.RayActorError:
+            return None
+
+
+def _taken(report: Report, session: Session) -> dspy.Prediction:
+    """Writes what a host recorded where everything is recorded, counts what it spent, and gives the scored prediction."""
+    session.recorder.take_in(report.rollouts, report.transitions, unseen=report.unseen)
+    session.meter.add(report.spent)
+    prediction = dspy.Prediction(**(report.rollout.prediction or {}))
+    prediction._rollout, prediction._result, prediction._has_tools = report.rollout, report.result, report.has_tools
+    return prediction
+
+
+def _by_value(program: dspy.Module, ray: Any) -> None:
+    """A program from a file of the user's travels with its code: the other hosts do not have the file."""
+    installed = {"assay", "__main__", *sys.stdlib_module_names, *importlib.metadata.packages_distributions()}
+    for name in {type(part).__module__ for part in (program, *(inner for _, inner in program.named_sub_modules()))}:
+        if name.partition(".")[0] not in installed and name in sys.modules:
+            ray.cloudpickle.register_pickle_by_value(sys.modules[name])

@@ -1,0 +1,144 @@
+"""Runs on the hosts of a real Ray cluster of two nodes, against runs in threads."""
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import assay
+from assay.errors import ConfigError, ModelError
+from assay.jobs import RunConfig, open_job
+from assay.optimizers import Progress, evaluate
+from assay.optimizers.executors import Outbox
+from assay.testing import scripted_lm
+from assay.traces import Rollout, Store, Transition
+
+ray = pytest.importorskip("ray")
+
+PROGRAM = '''
+import dspy
+
+class Mine(dspy.Module):
+    """A program of the user's own, in a file that the other hosts do not have."""
+
+    def __init__(self):
+        super().__init__()
+        self.answer = dspy.Predict("question -> answer")
+
+    def forward(self, question):
+        return self.answer(question=question)
+'''
+RUBRIC = "name: said\ncriteria:\n- {name: something, check: assay.rubrics.checks:numeric, with: {field: answer}}\n- {name: polite, judge: 'Is the output polite?', weight: 0.5}\n"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    made.add_node(num_cpus=1)
+    ray.init(address=made.address, log_to_driver=False, logging_level="error")
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> dict[str, Any]:
+    (tmp_path / "mine.py").write_text(PROGRAM)
+    (tmp_path / "r.yaml").write_text(RUBRIC)
+    rows = [{"id": str(at), "question": f"What is {at} + 1?", "answer": str(at + 1)} for at in range(40)]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"rubric": str(tmp_path / "r.yaml"), "data": str(tmp_path / "d.jsonl"), "store": tmp_path / "t.db", "parameters": {"temperature": 0.1}}
+
+
+class Server(BaseHTTPRequestHandler):
+    """An OpenAI-compatible server whose answers hang on the prompt alone."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        prompt = asked["messages"][-1]["content"]
+        number = int((re.findall(r"What is (\d+)", prompt) or ["0"])[-1]) // 4 * 4 + 1  # right for every fourth
+        text = "yes" if "polite" in prompt else f"[[ ## answer ## ]]\n{number}\n\n[[ ## completed ## ]]"
+        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": 1, "total_tokens": len(prompt) + 1}
+        body = json.dumps({"id": "1", "object": "chat.completion", "model": "m", "created": 1, "choices": [choice], "usage": usage}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[dict[str, str]]:
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENAI_API_KEY", "none")
+        yield {"model": "openai/m", "api_base": f"http://127.0.0.1:{http.server_port}/v1"}
+    http.shutdown()
+
+
+@pytest.mark.slow
+def test_a_cluster_gives_what_threads_give(server: dict[str, str], cluster: Any, here: dict[str, Any], tmp_path: Path) -> None:
+    found = {}
+    for where in ("threads", "ray"):
+        options = {**here, **server, "store": tmp_path / f"{where}.db"}
+        report = assay.evaluate(f"{tmp_path / 'mine.py'}:Mine", split="val", executor=where, cache=False, adapter="chat", **options)
+        with Store(tmp_path / f"{where}.db") as store:
+            rollouts = [store.rollout(rollout.id) for rollout in store.rollouts()]
+        kept = sorted((r.source, r.task_id, r.split, r.phase, r.run_id, r.score or 0, [t.output for t in r.transitions]) for r in rollouts)
+        usage = report.meter.of("evaluate")
+        found[where] = (report.evaluation.scores, usage.calls, usage.tokens, usage.errors, report.unseen, kept)
+    assert found["ray"] == found["threads"]
+    scores = found["ray"][0].values()
+    assert len(scores) > 4
+    assert len(set(scores)) > 1
+
+
+@pytest.mark.slow
+def test_a_host_that_is_lost_is_done_without(server: dict[str, str], cluster: Any, here: dict[str, Any], tmp_path: Path) -> None:
+    program = f"{tmp_path / 'mine.py'}:Mine"
+    config = RunConfig.of(program, here["rubric"], here["data"], None, executor="ray", sizes={"val": 4}, adapter="chat", **server)
+    with open_job(config, program=program, rubric=here["rubric"], progress=Progress(), store=here["store"], need=("val",)) as job:
+        executor: Any = job.session.executor
+        assert len(executor.hosts) == 2
+        ray.kill(executor.hosts[0])
+        found = evaluate(job.student, job.splits.val, job.session)
+        assert (len(found), found.unscored, len(executor.hosts)) == (4, 0, 1)
+        ray.kill(executor.hosts[0])
+        with pytest.raises(ModelError, match=r"hosts were lost|every host of the Ray cluster is gone"):
+            evaluate(job.student, job.splits.val, job.session)
+
+
+@pytest.mark.slow
+def test_caps_hold_on_a_cluster(server: dict[str, str], cluster: Any, here: dict[str, Any]) -> None:
+    report = assay.evaluate("math_qa", split="val", executor="ray", threads=1, max_calls=3, **here, **server)
+    assert "cap of 3 calls" in str(report.stopped)
+    assert 3 <= report.meter.usage.calls < 40
+
+
+def test_what_cannot_travel_is_refused(here: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="needs the model by its name"):
+        assay.evaluate("math_qa", lm=scripted_lm(lambda request: "x"), executor="ray", **here)
+    with pytest.raises(ConfigError, match="executor='mpi' must be one of threads, ray"):
+        assay.evaluate("math_qa", executor="mpi", **here)
+
+
+def test_an_outbox_keeps_the_last_of_each_record_and_is_emptied() -> None:
+    box, rollout = Outbox(), Rollout(task_id="1")
+    for output in ("first", "last"):
+        box.put_rollout(rollout)
+        box.put_transition(rollout.id, Transition(t=0, model="m", request={}, output=output))
+    rollouts, transitions = box.emptied()
+    assert (rollouts, [t.output for _, t in transitions]) == ([rollout], ["last"])
+    assert box.emptied() == ([], [])
