@@ -58,7 +58,7 @@ def test_the_mapped_folders_exist() -> None:
     [
         ("rubric_anywhere.py", []),
         ("trl_reward.py", ["--steps", "1", "--generations", "2", "--tokens", "8"]),
-        ("parameter_impact_example.py", ["--tasks", "4", "--levels", "2", "--ranges", "max_steps=1:4"]),
+        ("parameter_impact_example.py", ["--tasks", "4", "--levels", "2", "--trials", "5", "--ranges", "max_steps=1:4", "temperature=0.1:1"]),
     ],
 )
 def test_examples_run(embedded: str, own_folder: Path, example: str, flags: list[str]) -> None:
@@ -69,9 +69,12 @@ def test_examples_run(embedded: str, own_folder: Path, example: str, flags: list
         assert found["steps"] == 1
         assert 0 <= found["log"][0]["reward"] <= 1
     elif example == "parameter_impact_example.py":
-        assert [effect["value"] for effect in found["effects"]] == [1.0, 4.0]
-        assert found["effects"][0]["metrics"]["tokens"]["mean"] < found["effects"][1]["metrics"]["tokens"]["mean"]
+        few, many = (effect for effect in found["effects"] if effect["parameter"] == "max_steps")
+        assert (few["value"], many["value"]) == (1.0, 4.0)
+        assert few["metrics"]["tokens"]["mean"] < many["metrics"]["tokens"]["mean"]
         assert (own_folder / "impact" / "impact.png").exists()
+        assert "Each parameter moved alone" in (own_folder / "impact" / "study.html").read_text()
+        assert found["study"] is not None
     else:
         assert found["plain callable"] == 1.0
         assert len(found["a group, in pairs"]) == 3

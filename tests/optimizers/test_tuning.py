@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ import assay
 from assay.errors import BudgetExceeded, Cancelled, ConfigError, ModelError, ParameterError, ProgramError, StoreError
 from assay.optimizers.metrics import AgentEvaluator, AgentMetrics, Budget, TaskRun, before_and_after, measure, run_of
 from assay.optimizers.parameters import AgentArena, Point, SearchConfig, Space, open_study, search
+from assay.optimizers.parameters.page import importance, write_page
 from assay.programs import RANGES, Agent
 from assay.rubrics import JudgeSpec
 from assay.testing import scripted_lm
@@ -457,6 +459,48 @@ def test_what_each_parameter_does_is_measured_and_drawn(tmp_path: Path) -> None:
     assert moved[0.1]["changes"]["accuracy"]["low"] > 0
     assert set(data["without_effect"]) == {"max_steps", "reasoning_depth", "context_length"}
     assert any("max_steps had no effect" in note for note in report.notes)
+    page = (tmp_path / "impact" / "study.html").read_text()
+    assert page.count("plotly-graph-div") == 1
+    assert "need a study of the same" in report.notes[-1]
+
+
+def test_a_page_shows_what_a_study_found_and_needs_no_network(tmp_path: Path) -> None:
+    report = tuned(tmp_path, trials=14)
+    page = report.page.read_text()
+    assert re.findall(r"<h2>(.*?)</h2>", page) == ["History", "Importance", "Slices", "Contours"]
+    assert re.search(r"<(script|link|img|iframe)[^>]*(src|href)=", page) is None
+    assert page.count("plotly-graph-div") == 4
+    assert [path.read_bytes()[:4] for path in report.pictures] == [b"\x89PNG"] * 4
+    for weights in report.importance.values():
+        assert max(weights, key=weights.__getitem__) == "temperature"
+        assert sum(weights.values()) == pytest.approx(1)
+    impact = assay.parameter_impact(
+        Guesses(), rubric=tmp_path / "r.yaml", data=str(tmp_path / "d.jsonl"), lm=scripted_lm(cool), store=tmp_path / ".assay" / "a.db", levels=2
+    )
+    assert impact.study is not None
+    assert re.findall(r"<h2>(.*?)</h2>", impact.page.read_text())[:2] == ["Each parameter moved alone", "History"]
+    with pytest.raises(ConfigError, match="there is no study 'none'"):
+        assay.parameter_impact(
+            Guesses(), rubric=tmp_path / "r.yaml", data=str(tmp_path / "d.jsonl"), lm=scripted_lm(cool), store=tmp_path / ".assay" / "a.db",
+            levels=2, study="none",
+        )  # fmt: skip
+
+
+def test_pages_of_little_or_hostile_content(tmp_path: Path) -> None:
+    objectives = ("score", "tokens")
+    study = open_study("s", None, TWO, SearchConfig(objectives=objectives))
+    assert importance(study) == {}
+    page, pictures = write_page(tmp_path, study, objectives, title="<script>alert(1)</script>", facts={"<b>": "</table>"})
+    assert pictures == []
+    assert "<script>alert" not in page.read_text()
+    assert "&lt;/table&gt;" in page.read_text()
+    for _ in range(5):  # all alike
+        trial = study.ask()
+        TWO.suggest(trial)
+        study.tell(trial, [0.5, 10.0])
+    assert importance(study) == {}
+    write_page(tmp_path, study, objectives, title="t", facts={})
+    assert "<h2>Pareto front</h2>" in page.read_text()
 
 
 def test_a_policy_tunes_a_program(tmp_path: Path) -> None:

@@ -67,32 +67,24 @@ def _impact(program: str, as_json: bool, **options: Any) -> None:
 
     from assay.tuning import parameter_impact
 
-    data = parameter_impact(program, **options).to_dict()
+    report = parameter_impact(program, **options)
+    data, names = report.to_dict(), report.found.measured
     if as_json:
         print_json(data)
         return
     rich = Rich(highlight=False)
-    names = [name for name in data["effects"][0]["metrics"] if any(e["metrics"][name]["mean"] is not None for e in data["effects"])]
     table = Table(title=f"each parameter moved alone, {data['n']} val tasks; * where it differs from the start (95 %)", title_justify="left")
     for column in ("parameter", "value", *names):
         table.add_column(column, justify="left" if column == "parameter" else "right")
     last = None
-    for effect in data["effects"]:
-        cells = [_cell(effect["metrics"][name]["mean"], effect["changes"][name], name) for name in names]
-        table.add_row("" if effect["parameter"] == last else effect["parameter"], f"{effect['value']:.3g}", *cells)
-        last = effect["parameter"]
+    for effect in report.found.effects:
+        table.add_row("" if effect.parameter == last else effect.parameter, f"{effect.value:.3g}", *map(effect.cell, names))
+        last = effect.parameter
     rich.print(table)
     for note in data["notes"]:
         rich.print(f"note: {note}", markup=False)
     rich.print(f"{data['calls']:,} LM calls ({data['cached']:,} more from the cache), ${data['cost_usd']:.4f}", markup=False)
-    rich.print(f"written: {data['folder']}", markup=False, soft_wrap=True)
-
-
-def _cell(value: float | None, change: dict[str, Any], name: str) -> str:
-    if value is None:
-        return "–"
-    moved = change["low"] is not None and change["low"] * change["high"] > 0
-    return (f"{value:.0f}" if name == "tokens" else f"{value:.2f}") + ("*" if moved else "")
+    rich.print(f"written: {data['page'] or data['folder']}", markup=False, soft_wrap=True)
 
 
 def _range(name: str, text: str) -> tuple[float, float]:
@@ -143,7 +135,17 @@ def _show(data: dict[str, Any]) -> None:
     )  # fmt: skip
     for note in [*data["notes"], *([f"stopped early: {data['stopped']}; raise the cap and add --resume"] if data["stopped"] else [])]:
         rich.print(f"note: {note}", markup=False)
+    if data["importance"]:
+        rich.print(f"importance: {_importance(data['importance'])}", markup=False)
     rich.print(f"artifact: {data['artifact']}", markup=False, soft_wrap=True)
+    if data["page"]:
+        rich.print(f"page: {data['page']}", markup=False, soft_wrap=True)
+
+
+def _importance(found: dict[str, dict[str, float]]) -> str:
+    """The first evaluator's, as shares."""
+    name, weights = next(iter(found.items()))
+    return ", ".join(f"{parameter} {100 * weight:.0f} %" for parameter, weight in weights.items()) + f" ({name})"
 
 
 def _show_table(rich: Any, rows: list[dict[str, Any]]) -> None:

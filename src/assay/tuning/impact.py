@@ -14,28 +14,36 @@ from assay.optimizers import Progress
 from assay.optimizers.metrics import Budget
 from assay.optimizers.parameters import Point
 from assay.optimizers.parameters.impact import Impact, draw_impact, impact
+from assay.optimizers.parameters.page import importance, write_page
 from assay.programs import AgentParameters
 from assay.rubrics import Rubric
 from assay.tuning.config import TuneConfig
-from assay.tuning.study import arena_of, space_of
+from assay.tuning.study import arena_of, facts_of, space_of, storage_of, study_to_show
 
 __all__ = ["ImpactReport", "parameter_impact"]
 
 
 @dataclass
 class ImpactReport:
-    """What `parameter_impact` returns. `to_dict()` is the `--json` object; it lies in `folder` as `impact.json`."""
+    """What `parameter_impact` returns. `to_dict()` is the `--json` object; it lies in `folder` as `impact.json`.
+
+    `page` holds the effects, and the pictures of the study `study` where one has searched the same.
+    """
 
     found: Impact
     folder: Path
     meter: Meter
     picture: Path | None = None
+    page: Path | None = None
+    study: str | None = None
+    importance: dict[str, dict[str, float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         usage = self.meter.usage
         return {
-            **self.found.to_dict(), "folder": str(self.folder), "picture": str(self.picture) if self.picture else None, "notes": self.notes,
+            **self.found.to_dict(), "folder": str(self.folder), "picture": str(self.picture) if self.picture else None,
+            "page": str(self.page) if self.page else None, "study": self.study, "importance": self.importance, "notes": self.notes,
             "calls": usage.calls, "cached": usage.cached, "tokens": usage.tokens, "cost_usd": usage.cost_usd,
         }  # fmt: skip
 
@@ -56,9 +64,10 @@ def parameter_impact(
     """Moves each agent parameter alone over its range on val, the others as the program has them, and measures every metric.
 
     Args:
-        out: folder of the table and the picture; by default `.assay/impact/PROGRAM`.
+        out: folder of the table, the page and the pictures; by default `.assay/impact/PROGRAM`.
         levels: values of each parameter, spread over its range.
-        options: the fields of `TuneConfig`.
+        options: the fields of `TuneConfig`. `study` names one whose pictures go on the page as well; by default it is the newest
+            that searched the same.
     Raises:
         AssayError: what was wrong, which rule, what to do.
     """
@@ -75,13 +84,22 @@ def parameter_impact(
         start = Point(name, {parameter: defaults[parameter] for parameter in space.searched(name)})
         with job.session.phase("impact"):
             found = impact(arena_of(job, config, space), job.splits.val, space, start, levels=levels, budget=Budget(**config.budget), progress=shown)
+        study = study_to_show(job, config, space, storage_of(config, store))
         folder = Path(out) if out else home_of(store) / "impact" / job.session.program_name.rpartition(":")[2].lower()
         report = ImpactReport(found, folder, job.session.meter)
+        facts = facts_of(job, config)
     folder.mkdir(parents=True, exist_ok=True)
+    if study is not None:
+        report.study, report.importance = study.study_name, importance(study)
+        facts["study"] = f"{study.study_name}, {len(study.get_trials(deepcopy=False))} trials"
     try:
         report.picture = draw_impact(found, folder / "impact.png")
+        objectives = config.objectives if study is None else study.user_attrs["assay"]["objectives"]
+        report.page, _ = write_page(folder, study, objectives, title=f"What the agent parameters of {config.program} do", facts=facts, impact=found)
     except MissingExtra as error:
         report.notes.append(f"no picture: {error}")
     report.notes += [f"{parameter} had no effect on any run" for parameter in found.without_effect]
+    if study is None:
+        report.notes.append("importance, slices and contours need a study of the same: run `assay tune` first, and --impact again")
     (folder / "impact.json").write_text(json.dumps(report.to_dict(), indent=1))
     return report

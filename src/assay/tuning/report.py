@@ -31,6 +31,9 @@ class TuneReport:
     test: Comparison | None = None
     replaces: bool = False
     stopped: str | None = None
+    page: Path | None = None
+    pictures: list[Path] = field(default_factory=list)
+    importance: dict[str, dict[str, float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
@@ -38,6 +41,9 @@ class TuneReport:
         states = [trial.state for trial in found.trials]
         return {
             "artifact": str(self.artifact),
+            "page": None if self.page is None else str(self.page),
+            "pictures": [str(path) for path in self.pictures],
+            "importance": self.importance,
             "method": self.config.method,
             "best": self.best,
             "program": found.best.point.program,

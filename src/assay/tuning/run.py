@@ -8,17 +8,18 @@ import dspy
 
 from assay.deployment import save_artifact
 from assay.deployment.artifact import check_place, is_artifact
-from assay.errors import BudgetExceeded, ConfigError
+from assay.errors import BudgetExceeded, ConfigError, MissingExtra
 from assay.jobs import Job, home_of, open_job, program_manifest
 from assay.optimizers import Progress, Student
 from assay.optimizers.comparison import compare
 from assay.optimizers.metrics import Budget
 from assay.optimizers.parameters import Point, ProgramArena, SearchOutcome, Space, TrialResult, outcome_of, search, train_policy
+from assay.optimizers.parameters.page import importance, write_page
 from assay.rubrics import Rubric
 from assay.traces import shown_url
 from assay.tuning.config import TuneConfig
 from assay.tuning.report import TuneReport, as_page, saving
-from assay.tuning.study import arena_of, space_of, storage_of, student_at, study_of
+from assay.tuning.study import arena_of, facts_of, space_of, storage_of, student_at, study_of
 from assay.tuning.workers import helped
 
 __all__ = ["tune"]
@@ -75,6 +76,8 @@ def tune(
         report.artifact = save_artifact(
             folder.resolve(), chosen.program, program_manifest(job, chosen, result), splits=job.splits.manifest(), report=as_page(result)
         )
+        if config.method == "optuna":
+            _drawn(report, job, config, storage_of(config, store))
     return report
 
 
@@ -134,6 +137,20 @@ def _by_policy(
     runs = len(found.history) * (config.tasks_per_episode or len(train)) + len(found.confirmed) * len(val)
     told = [*found.notes, *(f"{e.number}: {e.meaning}" for e in found.history if e.kept and e.improvement > 0)]
     return SearchOutcome(best, trials[0], trials, runs, 0.0, [], told), None
+
+
+def _drawn(report: TuneReport, job: Job, config: TuneConfig, url: str) -> None:
+    """Writes the study's page into the artifact's folder."""
+    import optuna
+
+    study = optuna.load_study(study_name=config.study or job.run_id, storage=url)
+    report.importance = importance(study)
+    facts = {**facts_of(job, config), "trials": len(report.outcome.trials), "best": ", ".join(f"{k} {v:.4g}" for k, v in report.best.items())}
+    try:
+        title = f"Agent parameters of {job.session.program_name}"
+        report.page, report.pictures = write_page(report.artifact, study, config.objectives, title=title, facts=facts)
+    except MissingExtra as error:
+        report.notes.append(f"no page: {error}")
 
 
 def _decide(report: TuneReport, job: Job, tuned: Student) -> None:

@@ -1,6 +1,7 @@
 """What a job searches, and the study it searches in."""
 
 import copy
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,13 @@ from assay.optimizers.parameters import Point, ProgramArena, Space, open_study
 from assay.optimizers.session import has_tools
 from assay.programs import RANGES
 from assay.programs.compose import is_agent
-from assay.traces import store_url
+from assay.traces import shown_url, store_url
 from assay.tuning.config import TuneConfig
 
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["arena_of", "space_of", "storage_of", "student_at", "study_of"]
+__all__ = ["arena_of", "facts_of", "space_of", "storage_of", "student_at", "study_of", "study_to_show"]
 
 
 def space_of(job: Job, config: TuneConfig, shown: Progress) -> Space:
@@ -73,9 +74,44 @@ def storage_of(config: TuneConfig, store: str | Path | None) -> str:
 
 def study_of(job: Job, config: TuneConfig, space: Space, url: str, *, worker: int) -> "optuna.Study":
     """The study, new or joined: what is searched on must be the same in all its processes."""
+    return open_study(config.study or job.run_id, url, space, config.search, worker=worker, of=_searched_on(job, config))
+
+
+def study_to_show(job: Job, config: TuneConfig, space: Space, url: str) -> "optuna.Study | None":
+    """A study that is there already: the one that is named, else the newest that searched the same.
+
+    Raises:
+        ConfigError: none has the name.
+    """
+    import optuna
+
+    file = url.removeprefix("sqlite:///") if url.startswith("sqlite:///") else None
+    known = optuna.get_all_study_summaries(storage=url, include_best_trial=False) if file is None or Path(file).is_file() else []
+    if config.study:
+        known = [summary for summary in known if summary.study_name == config.study]
+        if not known:
+            raise ConfigError(f"there is no study {config.study!r} at {shown_url(url)}")
+    else:
+        wanted = json.loads(json.dumps({**space.describe(), **_searched_on(job, config)}))
+        known = [summary for summary in known if summary.user_attrs.get("assay", {}).get("space") == wanted]
+    newest = max(known, key=lambda summary: str(summary.datetime_start or ""), default=None)
+    return None if newest is None else optuna.load_study(study_name=newest.study_name, storage=url)
+
+
+def facts_of(job: Job, config: TuneConfig) -> dict[str, Any]:
+    """What a page of pictures says it is of."""
+    return {
+        "program": config.program,
+        "rubric": job.session.rubric.name,
+        "model": config.model,
+        "data": config.data,
+        "val tasks": len(job.splits.val),
+    }
+
+
+def _searched_on(job: Job, config: TuneConfig) -> dict[str, Any]:
     tasks = sorted(task.content_hash for task in job.splits.val)
-    of: dict[str, Any] = {
+    return {
         "tasks": content_hash({"tasks": tasks})[:16], "salt": config.salt, "rubric": job.session.rubric.version, "model": config.model,
         "judge_model": config.judge_model, "samples": config.samples, "adapter": config.adapter,
     }  # fmt: skip
-    return open_study(config.study or job.run_id, url, space, config.search, worker=worker, of=of)

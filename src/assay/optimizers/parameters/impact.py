@@ -30,6 +30,14 @@ class Effect:
     metrics: dict[str, dict[str, float | None]]
     changes: dict[str, dict[str, float | None]]
 
+    def cell(self, name: str) -> str:
+        """A metric as a table shows it: with a star where its change is off zero."""
+        value, change = self.metrics[name]["mean"], self.changes[name]
+        if value is None:
+            return "–"
+        moved = change["low"] is not None and change["high"] is not None and change["low"] * change["high"] > 0
+        return (f"{value:.2f}" if name in METRICS else f"{value:.0f}") + ("*" if moved else "")
+
     def to_dict(self) -> dict[str, Any]:
         return vars(self)
 
@@ -42,6 +50,11 @@ class Impact:
     n: int
     effects: list[Effect]
     without_effect: list[str]
+
+    @property
+    def measured(self) -> list[str]:
+        """The metrics, and tokens, that any run measured."""
+        return [name for name in (*METRICS, "tokens") if any(effect.metrics[name]["mean"] is not None for effect in self.effects)]
 
     def to_dict(self) -> dict[str, Any]:
         effects = [effect.to_dict() for effect in self.effects]
@@ -137,7 +150,7 @@ def draw_impact(found: Impact, path: Path) -> Path:
     except ImportError as error:
         raise MissingExtra("matplotlib", "plots") from error
     parameters = list(dict.fromkeys(effect.parameter for effect in found.effects))
-    rows = [name for name in (*METRICS, "tokens") if any(effect.metrics[name]["mean"] is not None for effect in found.effects)]
+    rows = found.measured
     figure = Figure(figsize=(2.6 * len(parameters) + 1, 1.9 * len(rows) + 0.8), layout="constrained")
     axes = figure.subplots(len(rows), len(parameters), squeeze=False, sharex="col", sharey="row")
     for row, metric in enumerate(rows):
