@@ -1,10 +1,7 @@
 """Runs on the hosts of a real Ray cluster of two nodes, against runs in threads."""
 
 import json
-import re
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -55,37 +52,6 @@ def here(tmp_path: Path) -> dict[str, Any]:
     rows = [{"id": str(at), "question": f"What is {at} + 1?", "answer": str(at + 1)} for at in range(40)]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {"rubric": str(tmp_path / "r.yaml"), "data": str(tmp_path / "d.jsonl"), "store": tmp_path / "t.db", "parameters": {"temperature": 0.1}}
-
-
-class Server(BaseHTTPRequestHandler):
-    """An OpenAI-compatible server whose answers hang on the prompt alone."""
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        prompt = asked["messages"][-1]["content"]
-        number = int((re.findall(r"What is (\d+)", prompt) or ["0"])[-1]) // 4 * 4 + 1  # right for every fourth
-        text = "yes" if "polite" in prompt else f"[[ ## answer ## ]]\n{number}\n\n[[ ## completed ## ]]"
-        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
-        usage = {"prompt_tokens": len(prompt), "completion_tokens": 1, "total_tokens": len(prompt) + 1}
-        body = json.dumps({"id": "1", "object": "chat.completion", "model": "m", "created": 1, "choices": [choice], "usage": usage}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[dict[str, str]]:
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Server)
-    threading.Thread(target=http.serve_forever, daemon=True).start()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OPENAI_API_KEY", "none")
-        yield {"model": "openai/m", "api_base": f"http://127.0.0.1:{http.server_port}/v1"}
-    http.shutdown()
 
 
 @pytest.mark.slow

@@ -59,6 +59,8 @@ class TuneConfig(RunConfig):
             raise ConfigError(f"workers={self.workers!r} must be at least 1, and a policy walks alone")
         if self.method == "policy" and (tuple(self.objectives) != ("score",) or self.study or self.storage):
             raise ConfigError("a policy learns from the metrics and keeps no study; objectives, study and storage go with method='optuna'")
+        if self.method == "policy" and (self.sampler, self.pruner) != ("tpe", "auto"):
+            raise ConfigError("a policy samples and prunes nothing; sampler and pruner go with method='optuna'")
         if self.method == "policy" and self.also:
             raise ConfigError("a policy moves the parameters of one program; choices among artifacts go with method='optuna'")
         if self.samples < 1:

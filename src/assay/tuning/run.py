@@ -60,10 +60,9 @@ def tune(
         check_place(Path(out).resolve())
     if apply is not None and not is_artifact(apply):
         raise ConfigError(f"{apply} is no artifact to write parameters into")
-    config = config.of_one_worker()
-    with open_job(config, program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume, need=config.need) as job:
+    with open_job(config.of_one_worker(), program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume, need=config.need) as job:
         job.status = "stopped"  # until all of it is done
-        report = _tuned(job, config, shown, store)
+        report = _tuned(job, config, shown, store, resume)
         if report.stopped is None:
             job.status = "done"
         chosen = student_at(job, report.outcome.best.point, config)
@@ -81,15 +80,17 @@ def tune(
     return report
 
 
-def _tuned(job: Job, config: TuneConfig, shown: Progress, store: str | Path | None) -> TuneReport:
+def _tuned(job: Job, config: TuneConfig, shown: Progress, store: str | Path | None, resume: bool) -> TuneReport:
     space = space_of(job, config, shown)
     arena = arena_of(job, config, space)
     for split in ("train", "val"):
         job.session.know(getattr(job.splits, split), split)
     default = Point(space.programs[0], dict(job.student.settings["parameters"]))
     with job.session.phase("search"):
-        by = _by_policy if config.method == "policy" else _by_optuna
-        outcome, stopped = by(job, arena, space, default, config, shown, store)
+        if config.method == "policy":
+            outcome, stopped = _by_policy(job, arena, space, default, config, shown), None
+        else:
+            outcome, stopped = _by_optuna(job, arena, space, default, config, shown, store, resume)
     tuned = arena.student(outcome.best.point)
     report = TuneReport(Path(), config, outcome, dict(tuned.settings["parameters"]), job.session.meter, stopped=stopped)
     try:
@@ -100,7 +101,7 @@ def _tuned(job: Job, config: TuneConfig, shown: Progress, store: str | Path | No
 
 
 def _by_optuna(
-    job: Job, arena: ProgramArena, space: Space, default: Point, config: TuneConfig, shown: Progress, store: str | Path | None
+    job: Job, arena: ProgramArena, space: Space, default: Point, config: TuneConfig, shown: Progress, store: str | Path | None, resume: bool
 ) -> tuple[SearchOutcome, str | None]:
     url, val = storage_of(config, store), job.splits.val
     # where others may join, what is tried here must not repeat what they try
@@ -109,7 +110,7 @@ def _by_optuna(
     shown.say(f"study {study.study_name} in {shown_url(url)}: {config.trials} trials of {len(val)} val tasks; the test split is sealed")
     stopped = None
     try:
-        with helped(config, study.study_name, url, store, shown):
+        with helped(config, study.study_name, url, store, shown, meter=job.session.meter, resume=resume):
             search(arena, val, space, config.search, study, defaults=[default], progress=shown)
     except BudgetExceeded as cap:
         if not any(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False)):
@@ -119,9 +120,7 @@ def _by_optuna(
     return outcome_of(study, space, config.search, len(val)), stopped
 
 
-def _by_policy(
-    job: Job, arena: ProgramArena, space: Space, default: Point, config: TuneConfig, shown: Progress, store: str | Path | None
-) -> tuple[SearchOutcome, str | None]:
+def _by_policy(job: Job, arena: ProgramArena, space: Space, default: Point, config: TuneConfig, shown: Progress) -> SearchOutcome:
     """Learns on train, and has val confirm; what was run before a cap is answered from the cache when it goes on."""
     train, val = job.splits.train, job.splits.val
     shown.say(f"policy: {config.episodes} episodes of {config.tasks_per_episode or len(train)} train tasks; {len(val)} val tasks confirm the best")
@@ -136,7 +135,7 @@ def _by_policy(
     best = TrialResult(len(trials), found.best, "complete", {"score": None}, {}, {}, None)
     runs = len(found.history) * (config.tasks_per_episode or len(train)) + len(found.confirmed) * len(val)
     told = [*found.notes, *(f"{e.number}: {e.meaning}" for e in found.history if e.kept and e.improvement > 0)]
-    return SearchOutcome(best, trials[0], trials, runs, 0.0, [], told), None
+    return SearchOutcome(best, trials[0], trials, runs, 0.0, [], told)
 
 
 def _drawn(report: TuneReport, job: Job, config: TuneConfig, url: str) -> None:

@@ -3,15 +3,17 @@
 import multiprocessing
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from assay.errors import ModelError, StopRun
 from assay.jobs import open_job
+from assay.models import Meter
 from assay.optimizers import Progress
 from assay.optimizers.parameters import search
+from assay.traces import Store
 from assay.tuning.config import TuneConfig
 from assay.tuning.study import arena_of, space_of, study_of
 
@@ -19,13 +21,19 @@ __all__ = ["helped"]
 
 
 @contextmanager
-def helped(config: TuneConfig, study: str, url: str, store: str | Path | None, shown: Progress) -> Iterator[None]:
-    """Further processes work on the study while the context is open; what they have at work at its end is finished."""
+def helped(
+    config: TuneConfig, study: str, url: str, store: str | Path | None, shown: Progress, *, meter: Meter, resume: bool
+) -> Iterator[None]:  # fmt: skip
+    """Further processes work on the study while the context is open; what they have at work at its end is finished, and what
+    they spent is counted by `meter`, whose caps are from then on those of all processes together."""
+    if config.workers == 1:
+        yield
+        return
     started = multiprocessing.get_context("spawn")
-    helpers = []
+    helpers, spent = [], started.SimpleQueue()
     for number in range(1, config.workers):
-        theirs = replace(config, workers=1, worker=number, study=study, storage=url)
-        helpers.append(started.Process(target=_help, args=(theirs, store), name=f"assay-tune-{number}"))
+        theirs = replace(config.of_one_worker(), workers=1, worker=number, study=study, storage=url)
+        helpers.append(started.Process(target=_help, args=(theirs, store, resume, spent), name=f"assay-tune-{number}"))
     for helper in helpers:
         helper.start()
     try:
@@ -38,15 +46,25 @@ def helped(config: TuneConfig, study: str, url: str, store: str | Path | None, s
         for helper in helpers:
             helper.join()
             if helper.exitcode not in (0, -signal.SIGTERM):
-                shown.say(f"warning: {helper.name} ended with {helper.exitcode}; the others went on with its trial")
+                shown.say(f"warning: {helper.name} ended with {helper.exitcode}; its trial is tried again")
+        meter.caps = config.caps
+        while not spent.empty():
+            meter.add(spent.get())
 
 
-def _help(config: TuneConfig, store: str | Path | None) -> None:
-    """What a further process does: trials, until there are enough. It decides and reports nothing."""
+def _help(config: TuneConfig, store: str | Path | None, resume: bool, spent: Any) -> None:
+    """What a further process does: trials, until there are enough. It decides nothing, and reports what it spent."""
     signal.signal(signal.SIGTERM, _stopped)
     silent = Progress()
+    with Store(store) as opened:
+        goes_on = resume and any(status != "done" for _, status in opened.runs(config.key))
     try:
-        with open_job(config, program=config.program, rubric=config.rubric, progress=silent, store=store, need=("val",)) as job:
+        with (
+            open_job(config, program=config.program, rubric=config.rubric, progress=silent, store=store, resume=goes_on, need=("val",)) as job,
+            ExitStack() as closing,
+        ):
+            job.status = "stopped"  # it is done when the whole is, and gone on with together with it
+            closing.callback(lambda: spent.put(job.session.meter.usage))
             space = space_of(job, config, silent)
             job.session.know(job.splits.val, "val")
             study = study_of(job, config, space, str(config.storage), worker=config.worker)

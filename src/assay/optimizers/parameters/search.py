@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from assay.errors import Cancelled, ModelError, ProgramError, StopRun, StoreError
 from assay.optimizers.metrics import TaskRun, measure
 from assay.optimizers.parameters.arena import Arena
+from assay.optimizers.parameters.pruning import worse_on_the_same_tasks
 from assay.optimizers.parameters.space import Point, Space
 from assay.optimizers.parameters.study import OBJECTIVES, RETRIES, SearchConfig
 from assay.optimizers.session import Progress
@@ -98,9 +99,25 @@ def search(
         if done < config.trials:
             try:
                 _optimized(study, objective, enough)
-            except optuna.exceptions.StorageInternalError as error:
-                raise StoreError(f"the study's storage is gone: {error}. Start it, and go on with --resume") from error
+            except Exception as error:
+                gone = _of_the_storage(error)
+                if gone is None:
+                    raise
+                why = str(gone).partition("\n")[0]
+                raise StoreError(f"the study's storage is gone: {why}. Start it, and go on with --resume") from error
     return outcome_of(study, space, config, len(tasks))
+
+
+def _of_the_storage(error: BaseException | None) -> BaseException | None:
+    """The database's error behind this one, if it was the database: Optuna then stumbles over its own clean-up, and raises that."""
+    import optuna
+    import sqlalchemy as sa
+
+    while error is not None:
+        if isinstance(error, optuna.exceptions.StorageInternalError | sa.exc.DBAPIError):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _optimized(study: "optuna.Study", objective: Any, enough: Callable[..., None]) -> None:
@@ -128,12 +145,12 @@ class _Objective:
         import optuna
 
         point = self.space.suggest(trial)
+        best = _best_by_task(trial.study) if self.config.prunes == "wilcoxon" else {}
         runs: list[TaskRun] = []
         try:
             for step, start in enumerate(range(0, len(self.tasks), self.config.block)):
-                block = self.arena.run(point, self.tasks[start : start + self.config.block])
-                runs += block
-                if self._losing(trial, step, block, runs) and start + self.config.block < len(self.tasks):
+                runs += self.arena.run(point, self.tasks[start : start + self.config.block])
+                if start + self.config.block < len(self.tasks) and self._losing(trial, step, runs, best):
                     self._keep(trial, runs)
                     raise optuna.TrialPruned
         except StopRun:
@@ -157,23 +174,21 @@ class _Objective:
         self.progress.say(f"  trial {trial.number}: {_said(point, values)}")
         return list(values.values())
 
-    def _losing(self, trial: Any, step: int, block: Sequence[TaskRun], runs: Sequence[TaskRun]) -> bool:
-        if self.config.prunes == "none":
-            return False
-        # the Wilcoxon test pairs what was measured on the same tasks; halving compares how far each came
-        value = _values(block if self.config.prunes == "wilcoxon" else runs, self.config.objectives)[self.config.objectives[0]]
-        if value is None:
+    def _losing(self, trial: Any, step: int, runs: Sequence[TaskRun], best: Mapping[str, float]) -> bool:
+        first = self.config.objectives[0]
+        if self.config.prunes == "wilcoxon":
+            return worse_on_the_same_tasks(trial.study, _by_task(runs, first), best)
+        value = _values(runs, self.config.objectives)[first]
+        if self.config.prunes == "none" or value is None:
             return False
         trial.report(value, step)
         return bool(trial.should_prune())
 
     def _keep(self, trial: Any, runs: Sequence[TaskRun]) -> None:
-        scores: dict[str, list[float | None]] = {}
-        for run in runs:
-            scores.setdefault(run.task_id, []).append(run.score)
-        means = {task: _mean(values) for task, values in scores.items()}
-        tokens = _mean([run.tokens for run in runs])
-        trial.set_user_attr("found", {"scores": means, "metrics": measure(runs, budget=self.config.budget).to_dict(), "tokens": tokens})
+        first, scores = self.config.objectives[0], _by_task(runs, "score")
+        paired = {} if first == "score" else {"first": _by_task(runs, first)}
+        metrics, tokens = measure(runs, budget=self.config.budget).to_dict(), _mean([run.tokens for run in runs])
+        trial.set_user_attr("found", {"scores": scores, "metrics": metrics, "tokens": tokens, **paired})
 
     @staticmethod
     def _put_back(trial: Any) -> None:
@@ -183,6 +198,23 @@ class _Objective:
         study = trial.study
         study.enqueue_trial(trial.params, user_attrs={key: value for key, value in trial.user_attrs.items() if key == "default"})
         study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+
+
+def _by_task(runs: Sequence[TaskRun], objective: str) -> dict[str, float | None]:
+    """The means of an objective over the samples of each task."""
+    grouped: dict[str, list[TaskRun]] = {}
+    for run in runs:
+        grouped.setdefault(run.task_id, []).append(run)
+    return {task: _values(found, (objective,))[objective] for task, found in grouped.items()}
+
+
+def _best_by_task(study: "optuna.Study") -> dict[str, float]:
+    """The best trial's values by task, of the first objective; empty where there is no trial yet."""
+    try:
+        found = study.best_trial.user_attrs.get("found", {})
+    except ValueError:
+        return {}
+    return {task: value for task, value in found.get("first", found.get("scores", {})).items() if value is not None}
 
 
 def _mean(values: Sequence[float | int | None]) -> float | None:

@@ -1,6 +1,7 @@
 """Optuna studies: what one is made of, and how any number of processes open the same one."""
 
 import json
+import random
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +24,8 @@ SAMPLERS = ("tpe", "gp", "cmaes", "nsga2", "random", "grid")
 PRUNERS = ("auto", "wilcoxon", "hyperband", "none")
 OBJECTIVES = {"score": "maximize", "tokens": "minimize", "latency": "minimize", "cost": "minimize"}
 RETRIES = 3  # of a trial whose process died
-_P_PRUNED = 0.2  # one-sided p of being worse than the best, under which a trial stops
 _HEARTBEAT_S = 15
-_OPENINGS = 5
+_OPENINGS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class SearchConfig:
     Attributes:
         trials: finished trials (complete or pruned) that the study shall have, of all processes together.
         sampler: `tpe`, `gp` (needs torch), `cmaes` (needs cmaes), `nsga2`, `random` or `grid`.
-        pruner: `wilcoxon` (Optuna's, over blocks of tasks against the best trial), `hyperband`, `none`, or `auto`: wilcoxon where
+        pruner: `wilcoxon` (Optuna's, task by task against the best trial), `hyperband`, `none`, or `auto`: wilcoxon where
             there is one objective, none where there are several (Optuna prunes none of those).
         objectives: of `score`, `tokens`, `latency` and `cost`, the means a task.
         block: tasks run between two looks of the pruner.
@@ -99,12 +99,12 @@ def open_study(
             except (ConfigError, ModuleNotFoundError):
                 raise
             except Exception as error:  # several processes may be creating the tables at once
-                known = isinstance(error.__cause__ or error, sa.exc.DBAPIError | optuna.exceptions.OptunaError)
+                known = any(isinstance(e, sa.exc.DBAPIError | optuna.exceptions.OptunaError) for e in (error, error.__cause__))
                 if attempt + 1 == _OPENINGS or not known:
                     why = f"{type(error).__name__}: {error}".partition("\n")[0]
                     where = shown_url(url) if url else "memory"
                     raise StoreError(f"the study {name!r} at {where} cannot be opened: {why}") from error
-                time.sleep(0.2 * (attempt + 1))
+                time.sleep(random.uniform(0.1, 0.2 * 2**attempt))  # not all of them again at the same moment
     # a sampler that began anew from one seed would try again what it tried, here before a stop or in another process
     seed = int(np.random.SeedSequence([config.seed, worker, len(study.get_trials(deepcopy=False))]).generate_state(1)[0])
     study.sampler = _sampler(space, replace(config, seed=seed))
@@ -162,6 +162,4 @@ def _sampler(space: Space, config: SearchConfig) -> Any:
 def _pruner(config: SearchConfig) -> Any:
     import optuna
 
-    if config.prunes == "wilcoxon":
-        return optuna.pruners.WilcoxonPruner(p_threshold=_P_PRUNED)
     return optuna.pruners.HyperbandPruner(min_resource=1) if config.prunes == "hyperband" else optuna.pruners.NopPruner()

@@ -1,0 +1,44 @@
+"""A model server whose answers hang on the prompt alone, for tests of runs in several processes."""
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+
+class Server(BaseHTTPRequestHandler):
+    """An OpenAI-compatible server whose answers hang on the prompt alone."""
+
+    asked = 0
+
+    def do_POST(self) -> None:
+        Server.asked += 1
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        prompt = asked["messages"][-1]["content"]
+        number = int((re.findall(r"What is (\d+)", prompt) or ["0"])[-1]) // 4 * 4 + 1  # right for every fourth
+        text = "yes" if "polite" in prompt else f"[[ ## answer ## ]]\n{number}\n\n[[ ## completed ## ]]"
+        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": 1, "total_tokens": len(prompt) + 1}
+        body = json.dumps({"id": "1", "object": "chat.completion", "model": "m", "created": 1, "choices": [choice], "usage": usage}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[dict[str, str]]:
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENAI_API_KEY", "none")
+        Server.asked = 0
+        yield {"model": "openai/m", "api_base": f"http://127.0.0.1:{http.server_port}/v1"}
+    http.shutdown()

