@@ -34,14 +34,15 @@ class Mine(dspy.Module):
 SPACE = Space(programs=["agent"], acting={"agent": list(RANGES)})
 
 
-class Slow(SyntheticAgent):
+class Hangs(SyntheticAgent):
     def execute(self, task: Any) -> bool:
-        time.sleep(0.01)
+        if self.executed == 130:
+            time.sleep(3600)
         return super().execute(task)
 
 
-def tried(url: str, trials: int, *, worker: int = 0, slow: bool = False) -> SearchOutcome:
-    agent = Slow() if slow else SyntheticAgent()
+def tried(url: str, trials: int, *, worker: int = 0, hangs: bool = False) -> SearchOutcome:
+    agent = Hangs() if hangs else SyntheticAgent()
     config = SearchConfig(trials=trials)
     study = open_study("s", url, SPACE, config, worker=worker)
     return search(AgentArena(agent, agent.right), agent.tasks, SPACE, config, study, helping=worker > 0)
@@ -55,11 +56,12 @@ def trials_of(url: str) -> list[Any]:
 
 def test_a_trial_that_was_killed_is_tried_again_and_nothing_is_lost(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 's.db'}"
-    process = multiprocessing.get_context("spawn").Process(target=tried, args=(url, 1000), kwargs={"slow": True})
+    process = multiprocessing.get_context("spawn").Process(target=tried, args=(url, 1000), kwargs={"hangs": True})
     process.start()
-    until = time.monotonic() + 60
-    while time.monotonic() < until and not (Path(tmp_path / "s.db").exists() and sum(t.state.is_finished() for t in _seen(url)) >= 3):
-        time.sleep(0.05)
+    until, count = time.monotonic() + 90, -1
+    while time.monotonic() < until and (count < 2 or count != len(_seen(url))):  # until it stands still
+        count = len(_seen(url))
+        time.sleep(2)
     os.kill(int(process.pid or 0), signal.SIGKILL)
     process.join()
     before = trials_of(url)
