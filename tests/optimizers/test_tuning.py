@@ -197,7 +197,7 @@ def test_a_search_finds_what_is_good_and_stops_what_is_losing() -> None:
     assert {trial.state for trial in found.trials} == {"complete", "pruned"}
 
 
-@pytest.mark.parametrize("sampler", ["random", "grid", "nsga2"])
+@pytest.mark.parametrize("sampler", ["random", "grid", "nsga2", "cmaes", "gp"])
 def test_other_samplers(sampler: str) -> None:
     found = searched(sampler=sampler, trials=12, pruner="hyperband")
     assert found.best.values["score"] >= found.default.values["score"]

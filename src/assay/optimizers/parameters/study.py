@@ -34,7 +34,7 @@ class SearchConfig:
 
     Attributes:
         trials: finished trials (complete or pruned) that the study shall have, of all processes together.
-        sampler: `tpe`, `gp` (needs torch), `cmaes` (needs cmaes), `nsga2`, `random` or `grid`.
+        sampler: `tpe`, `gp` (needs torch), `cmaes`, `nsga2`, `random` or `grid`.
         pruner: `wilcoxon` (Optuna's, task by task against the best trial), `hyperband`, `none`, or `auto`: wilcoxon where
             there is one objective, none where there are several (Optuna prunes none of those).
         objectives: of `score`, `tokens`, `latency` and `cost`, the means a task.
