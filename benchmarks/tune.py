@@ -68,10 +68,10 @@ def tuned(task: str, seed: int, trials: int, folder: Path) -> dict[str, Any]:
     report = assay.tune(
         **program, trials=trials, objectives=("score", "tokens"), seed=seed, sizes=sizes, block=4, store=folder / "a.db", progress=Console()
     ).to_dict()
-    test = report["test"]
+    test, kept = report["test"], ("score", "tokens_per_task", "n")
     return {
         "task": task, "seed": seed, "best": report["best"], "gain": test["gain"], "tokens": test["tokens"], "gate": report["gate"],
-        "replaces": report["replaces"], **{side: {key: test[side][key] for key in ("score", "tokens_per_task", "n")} for side in ("default", "tuned")},
+        "replaces": report["replaces"], **{side: {key: test[side][key] for key in kept} for side in ("default", "tuned")},
         "metrics": {side: test[side]["metrics"] for side in ("default", "tuned")}, "importance": report["importance"],
         "calls": report["calls"],
     }  # fmt: skip
