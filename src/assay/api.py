@@ -227,6 +227,7 @@ def evaluate(
     rubric: str | Path | Rubric,
     data: str,
     split: str = "val",
+    samples: int = 1,
     lm: dspy.LM | None = None,
     store: str | Path | None = None,
     resume: bool = False,
@@ -237,11 +238,15 @@ def evaluate(
 
     A cap that is reached ends it with the tasks that were finished; the report's `stopped` says so.
 
+    Args:
+        samples: runs of each task; a task's score is their mean, and how well its answers agree is part of its coherence.
     Raises:
         AssayError: what was wrong, which rule, what to do.
     """
     if split not in SPLITS:
         raise ConfigError(f"split={split!r} must be one of {', '.join(SPLITS)}")
+    if samples < 1:
+        raise ConfigError(f"samples={samples!r} must be at least 1")
     if lm is None and options.get("model") is None and isinstance(program, str) and is_artifact(program):
         manifest = load_artifact(program).manifest
         options["model"], options["api_base"] = manifest["model"], options.get("api_base") or manifest.get("api_base")
@@ -254,7 +259,7 @@ def evaluate(
         try:
             alarms = replay_of_rubric(job.session.rubric, job.session)
             with job.session.phase("evaluate"):
-                run_evaluation(job.student, tasks, job.session, name=f"evaluate: {split}", into=evaluation)
+                run_evaluation(job.student, tasks, job.session, name=f"evaluate: {split}", samples=samples, into=evaluation)
         except BudgetExceeded as cap:
             job.status, stopped = "stopped", str(cap)
         corrected = {}

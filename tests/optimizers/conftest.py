@@ -5,8 +5,23 @@ import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
+
+PROGRAM = '''
+import dspy
+
+class Mine(dspy.Module):
+    """A program of the user's own, in a file that the other hosts do not have."""
+
+    def __init__(self):
+        super().__init__()
+        self.answer = dspy.Predict("question -> answer")
+
+    def forward(self, question):
+        return self.answer(question=question)
+'''
 
 
 class Server(BaseHTTPRequestHandler):
@@ -17,7 +32,7 @@ class Server(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         Server.asked += 1
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        prompt = asked["messages"][-1]["content"]
+        prompt = "\n".join(message["content"] for message in asked["messages"])
         number = int((re.findall(r"What is (\d+)", prompt) or ["0"])[-1]) // 4 * 4 + 1  # right for every fourth
         text = "yes" if "polite" in prompt else f"[[ ## answer ## ]]\n{number}\n\n[[ ## completed ## ]]"
         choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
@@ -42,3 +57,10 @@ def server() -> Iterator[dict[str, str]]:
         Server.asked = 0
         yield {"model": "openai/m", "api_base": f"http://127.0.0.1:{http.server_port}/v1"}
     http.shutdown()
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    """A program of the user's own, by its name."""
+    (tmp_path / "mine.py").write_text(PROGRAM)
+    return f"{tmp_path / 'mine.py'}:Mine"

@@ -1,6 +1,7 @@
 """Runs on the hosts of a real Ray cluster of two nodes, against runs in threads."""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,24 +13,13 @@ from assay.errors import ConfigError, ModelError
 from assay.jobs import RunConfig, open_job
 from assay.optimizers import Progress, evaluate
 from assay.optimizers.executors import Outbox
+from assay.rubrics import ScoreResult
+from assay.rubrics.scoring import mean_result
 from assay.testing import scripted_lm
-from assay.traces import Rollout, Store, Transition
+from assay.traces import Rollout, Store, Transition, Verdict
 
 ray = pytest.importorskip("ray")
 
-PROGRAM = '''
-import dspy
-
-class Mine(dspy.Module):
-    """A program of the user's own, in a file that the other hosts do not have."""
-
-    def __init__(self):
-        super().__init__()
-        self.answer = dspy.Predict("question -> answer")
-
-    def forward(self, question):
-        return self.answer(question=question)
-'''
 RUBRIC = "name: said\ncriteria:\n- {name: something, check: assay.rubrics.checks:numeric, with: {field: answer}}\n- {name: polite, judge: 'Is the output polite?', weight: 0.5}\n"
 
 
@@ -47,7 +37,6 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def here(tmp_path: Path) -> dict[str, Any]:
-    (tmp_path / "mine.py").write_text(PROGRAM)
     (tmp_path / "r.yaml").write_text(RUBRIC)
     rows = [{"id": str(at), "question": f"What is {at} + 1?", "answer": str(at + 1)} for at in range(40)]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -55,11 +44,11 @@ def here(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_cluster_gives_what_threads_give(server: dict[str, str], cluster: Any, here: dict[str, Any], tmp_path: Path) -> None:
+def test_a_cluster_gives_what_threads_give(server: dict[str, str], cluster: Any, here: dict[str, Any], mine: str, tmp_path: Path) -> None:
     found = {}
     for where in ("threads", "ray"):
         options = {**here, **server, "store": tmp_path / f"{where}.db"}
-        report = assay.evaluate(f"{tmp_path / 'mine.py'}:Mine", split="val", executor=where, cache=False, adapter="chat", **options)
+        report = assay.evaluate(mine, split="val", executor=where, cache=False, adapter="chat", **options)
         with Store(tmp_path / f"{where}.db") as store:
             rollouts = [store.rollout(rollout.id) for rollout in store.rollouts()]
         kept = sorted((r.source, r.task_id, r.split, r.phase, r.run_id, r.score or 0, [t.output for t in r.transitions]) for r in rollouts)
@@ -72,10 +61,9 @@ def test_a_cluster_gives_what_threads_give(server: dict[str, str], cluster: Any,
 
 
 @pytest.mark.slow
-def test_a_host_that_is_lost_is_done_without(server: dict[str, str], cluster: Any, here: dict[str, Any], tmp_path: Path) -> None:
-    program = f"{tmp_path / 'mine.py'}:Mine"
-    config = RunConfig.of(program, here["rubric"], here["data"], None, executor="ray", sizes={"val": 4}, adapter="chat", **server)
-    with open_job(config, program=program, rubric=here["rubric"], progress=Progress(), store=here["store"], need=("val",)) as job:
+def test_a_host_that_is_lost_is_done_without(server: dict[str, str], cluster: Any, here: dict[str, Any], mine: str, tmp_path: Path) -> None:
+    config = RunConfig.of(mine, here["rubric"], here["data"], None, executor="ray", sizes={"val": 4}, adapter="chat", **server)
+    with open_job(config, program=mine, rubric=here["rubric"], progress=Progress(), store=here["store"], need=("val",)) as job:
         executor: Any = job.session.executor
         assert len(executor.hosts) == 2
         ray.kill(executor.hosts[0])
@@ -93,6 +81,28 @@ def test_caps_hold_on_a_cluster(server: dict[str, str], cluster: Any, here: dict
     assert 3 <= report.meter.usage.calls < 40
 
 
+@pytest.mark.slow
+def test_samples_of_a_task_are_means(server: dict[str, str], here: dict[str, Any], mine: str, tmp_path: Path) -> None:
+    report = assay.evaluate(mine, split="val", samples=3, adapter="chat", sizes={"val": 3}, **here, **server)
+    found = report.to_dict()["result"]
+    assert (found["n"], found["metrics"]["coherence"]) == (3, 1.0)  # this server answers a prompt always alike
+    assert found["calls_per_task"] == 1
+    with Store(here["store"]) as store:
+        assert sorted(rollout.sample for rollout in store.rollouts() if rollout.source == "program") == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    with pytest.raises(ConfigError, match="samples=0 must be at least 1"):
+        assay.evaluate(mine, samples=0, **here, **server)
+
+
+def test_the_mean_of_results() -> None:
+    verdicts = [Verdict(criterion="a", grade=grade, weight=1.0, scope="final") for grade in (1.0, None, 0.5)]
+    results = [ScoreResult(value=value, verdicts=(verdict,)) for value, verdict in zip((1.0, math.nan, 0.5), verdicts, strict=True)]
+    mean = mean_result(results)
+    assert (mean.value, mean.grades, mean.failed) == (0.75, {"a": 0.75}, None)
+    assert mean_result([*results, ScoreResult(value=0.0, failed="it broke")]).value == 0.5
+    assert math.isnan(mean_result([results[1], results[1]]).value)
+    assert mean_result([ScoreResult(value=0.0, failed=why) for why in ("first", "second")]).failed == "first"
+
+
 def test_what_cannot_travel_is_refused(here: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="needs the model by its name"):
         assay.evaluate("math_qa", lm=scripted_lm(lambda request: "x"), executor="ray", **here)
@@ -101,10 +111,13 @@ def test_what_cannot_travel_is_refused(here: dict[str, Any]) -> None:
 
 
 def test_an_outbox_keeps_the_last_of_each_record_and_is_emptied() -> None:
-    box, rollout = Outbox(), Rollout(task_id="1")
+    box, rollout, running = Outbox(), Rollout(task_id="1", status="done"), Rollout(task_id="2")
+    box.put_rollout(running)
     for output in ("first", "last"):
         box.put_rollout(rollout)
         box.put_transition(rollout.id, Transition(t=0, model="m", request={}, output=output))
     rollouts, transitions = box.emptied()
     assert (rollouts, [t.output for _, t in transitions]) == ([rollout], ["last"])
     assert box.emptied() == ([], [])
+    running.status = "done"
+    assert box.emptied() == ([running], [])

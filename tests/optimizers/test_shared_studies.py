@@ -20,17 +20,6 @@ from assay.programs import RANGES
 from assay.testing import SyntheticAgent
 from assay.traces import Store
 
-PROGRAM = """
-import dspy
-
-class Mine(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.answer = dspy.Predict("question -> answer")
-
-    def forward(self, question):
-        return self.answer(question=question)
-"""
 SPACE = Space(programs=["agent"], acting={"agent": list(RANGES)})
 
 
@@ -136,12 +125,11 @@ def test_a_storage_that_goes_away_is_said_and_what_it_held_is_gone_on_with(tmp_p
 
 
 @pytest.mark.slow
-def test_what_helpers_spend_is_counted_and_capped(server: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(PROGRAM)
+def test_what_helpers_spend_is_counted_and_capped(server: dict[str, str], mine: str, tmp_path: Path) -> None:
     (tmp_path / "r.yaml").write_text("name: said\ncriteria:\n- {name: right, check: assay.rubrics.checks:numeric}\n")
     rows = [{"id": str(at), "question": f"What is {at} + 1?", "answer": str(at + 1)} for at in range(60)]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = [sys.executable, "-c", "from assay.cli import main; main()", "tune", "mine.py:Mine", "--rubric", "r.yaml", "--data", "d.jsonl"]
+    command = [sys.executable, "-c", "from assay.cli import main; main()", "tune", mine, "--rubric", "r.yaml", "--data", "d.jsonl"]
     flags = [
         "--model",
         server["model"],

@@ -13,6 +13,7 @@ __all__ = ["command"]
 @click.argument("program")
 @run_options
 @click.option("--split", type=click.Choice(["train", "val", "gate", "test"]), default="val", show_default=True, help="test opens the sealed split.")
+@click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Runs of each task; its score is their mean.")
 @executor_option()
 @click.option("--size", type=int, help="Most tasks taken of the split.")
 def command(program: str, **values: Any) -> None:
@@ -20,11 +21,11 @@ def command(program: str, **values: Any) -> None:
     from assay import api
     from assay.errors import ModelError
 
-    as_json, store, resume, split, size = keep(values, "as_json", "store", "resume", "split", "size")
+    as_json, store, resume, split, size, samples = keep(values, "as_json", "store", "resume", "split", "size", "samples")
     if click.get_current_context().get_parameter_source("model").name != "COMMANDLINE":  # type: ignore[union-attr]
         values["model"] = None  # an artifact brings its own
     sizes = {split: size} if size is not None else {}
-    report = api.evaluate(program, split=split, store=store, resume=resume, progress=Console(), sizes=sizes, **run_config(values))  # type: ignore[arg-type]
+    report = api.evaluate(program, split=split, samples=samples, store=store, resume=resume, progress=Console(), sizes=sizes, **run_config(values))  # type: ignore[arg-type]
     data = report.to_dict()
     if as_json:
         print_json(data)

@@ -1,5 +1,6 @@
 """Runs a program over tasks and holds what came out. Failures are counted; nothing is retried behind the caller's back."""
 
+import copy
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -15,20 +16,22 @@ from assay.optimizers.metrics import TaskRun, measure, run_of
 from assay.optimizers.session import Session, Student
 from assay.optimizers.statistics import mean_interval
 from assay.rubrics import ScoreResult
+from assay.rubrics.scoring import mean_result
 
 __all__ = ["Evaluation", "evaluate"]
 
 
 @dataclass
 class Evaluation:
-    """Scores by task id, in the order the tasks were given."""
+    """Scores by task id, in the order the tasks were given; of a task that was run several times, means over its samples."""
 
     results: dict[str, ScoreResult] = field(default_factory=dict)
     task_types: dict[str, str] = field(default_factory=dict)
-    tokens: dict[str, int] = field(default_factory=dict)
-    calls: dict[str, int] = field(default_factory=dict)
+    tokens: dict[str, float] = field(default_factory=dict)
+    calls: dict[str, float] = field(default_factory=dict)
     cost_usd: dict[str, float] = field(default_factory=dict)
-    runs: dict[str, TaskRun] = field(default_factory=dict)  # for the five metrics
+    runs: dict[tuple[str, int], TaskRun] = field(default_factory=dict)  # by task and sample, for the five metrics
+    _samples: dict[str, list[ScoreResult]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.results)
@@ -64,17 +67,21 @@ class Evaluation:
         self.calls.update(other.calls)
         self.cost_usd.update(other.cost_usd)
         self.runs.update(other.runs)
+        self._samples.update(other._samples)
 
     def take(self, task: Task, prediction: Any) -> None:
-        """Takes in a scored run of one task."""
-        self.results[task.id] = prediction._result
+        """Takes in a scored run of one task; another one of the same task is another sample."""
+        samples, rollout = self._samples.setdefault(task.id, []), prediction._rollout
+        samples.append(prediction._result)
+        count = len(samples)
+        self.results[task.id] = mean_result(samples)
         self.task_types[task.id] = task.task_type
-        self.tokens[task.id] = prediction._rollout.tokens
-        self.calls[task.id] = len(prediction._rollout.transitions)
-        self.cost_usd[task.id] = prediction._rollout.cost_usd
+        for known, value in ((self.tokens, rollout.tokens), (self.calls, len(rollout.transitions))):
+            known[task.id] = known.get(task.id, 0.0) + (value - known.get(task.id, 0.0)) / count
+        self.cost_usd[task.id] = self.cost_usd.get(task.id, 0.0) + rollout.cost_usd
         score, needed = prediction._result.value, task.metadata.get("tool_calls")
-        self.runs[task.id] = run_of(
-            prediction._rollout,
+        self.runs[task.id, count - 1] = run_of(
+            rollout,
             score=None if math.isnan(score) else score,
             has_tools=getattr(prediction, "_has_tools", False),
             needed=needed,
@@ -123,26 +130,38 @@ class Evaluation:
         }
 
 
-def evaluate(student: Student, tasks: Sequence[Task], session: Session, *, name: str = "evaluate", into: Evaluation | None = None) -> Evaluation:
+def evaluate(
+    student: Student, tasks: Sequence[Task], session: Session, *, name: str = "evaluate", samples: int = 1, into: Evaluation | None = None
+) -> Evaluation:  # fmt: skip
     """Runs and scores `tasks`, several at a time. The results go `into` an evaluation, also those of a run that stops midway.
 
+    Args:
+        samples: runs of each task; the first is the one that a single run would be.
     Raises:
         BudgetExceeded, Cancelled: what was finished before is in the store.
     """
     session.know(list(tasks))
-    found: dict[str, Any] = {}
-    execute = session.executor or in_threads
-    try:
-        with session.progress.bar(name, len(tasks)) as advance:
-            for task, prediction in execute(student, tasks, session):
-                found[task.id] = prediction
-                advance(1)
-    except KeyboardInterrupt:
-        session.meter.cancel()
-        raise Cancelled("stopped by the user") from None
-    finally:
-        evaluation = Evaluation() if into is None else into
-        for task in tasks:
-            if task.id in found:
-                evaluation.take(task, found[task.id])
+    evaluation, execute = Evaluation() if into is None else into, session.executor or in_threads
+    with session.progress.bar(name, samples * len(tasks)) as advance:
+        for sample in range(samples):
+            runner = student if sample == 0 else _another(student, sample)
+            found: dict[str, Any] = {}
+            try:
+                for task, prediction in execute(runner, tasks, session):
+                    found[task.id] = prediction
+                    advance(1)
+            except KeyboardInterrupt:
+                session.meter.cancel()
+                raise Cancelled("stopped by the user") from None
+            finally:
+                for task in tasks:
+                    if task.id in found:
+                        evaluation.take(task, found[task.id])
     return evaluation
+
+
+def _another(student: Student, sample: int) -> Student:
+    """The same program, whose runs are the `sample`-th of their task: the cache keeps them apart."""
+    other = copy.copy(student)
+    other.sample = sample
+    return other

@@ -43,8 +43,12 @@ def in_threads(student: Student, tasks: Sequence[Task], session: Session) -> Ite
 
 @dataclass
 class Report:
-    """What a host sends back: one scored run, and everything that its session recorded and spent since it last sent."""
+    """What a host sends back: one scored run, and everything that its session recorded and spent since it last sent.
 
+    `number` counts a host's reports: they may arrive in another order, and what is newer of a record must stay.
+    """
+
+    number: int
     rollout: Rollout
     result: Any
     has_tools: bool
@@ -71,10 +75,11 @@ class Outbox:
             self.transitions[rollout_id, transition.t] = (rollout_id, transition)
 
     def emptied(self) -> tuple[list[Rollout], list[tuple[str, Transition]]]:
+        """Takes out the rollouts that have ended, with their transitions; those that still change stay."""
         with self._lock:
-            found = list(self.rollouts.values()), list(self.transitions.values())
-            self.rollouts, self.transitions = {}, {}
-        return found
+            ended = {name: self.rollouts.pop(name) for name in [name for name, r in self.rollouts.items() if r.status != "running"]}
+            gone = [key for key in self.transitions if key[0] not in self.rollouts]
+            return list(ended.values()), [self.transitions.pop(key) for key in gone]
 
 
 class Host:
@@ -83,7 +88,7 @@ class Host:
     def __init__(self, make: Callable[[Outbox], Session]) -> None:
         self.outbox = Outbox()
         self.session = make(self.outbox)
-        self._sent, self._unseen, self._lock = Usage(), 0, threading.Lock()
+        self._sent, self._unseen, self._reports, self._lock = Usage(), 0, 0, threading.Lock()
 
     def run(self, program: dspy.Module, student: dict[str, Any], task: Task, split: str, phase: str) -> Report:
         session = self.session
@@ -97,7 +102,10 @@ class Host:
             usage, unseen = session.meter.usage, session.recorder.unseen
             spent = Usage(**{name: value - getattr(self._sent, name) for name, value in vars(usage).items()})
             rollouts, transitions = self.outbox.emptied()
-            report = Report(prediction._rollout, prediction._result, prediction._has_tools, rollouts, transitions, spent, unseen - self._unseen)
+            self._reports += 1
+            report = Report(
+                self._reports, prediction._rollout, prediction._result, prediction._has_tools, rollouts, transitions, spent, unseen - self._unseen
+            )
             self._sent, self._unseen = usage, unseen
         return report
 
@@ -129,6 +137,7 @@ class RayExecutor:
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise ConfigError(f"no Ray cluster could be joined or started: {error}. RAY_ADDRESS names one that runs") from error
         self.hosts = self._hosts(make)
+        self._newest: dict[Any, int] = {}  # by record, the number of the report it came in
 
     def _hosts(self, make: Callable[[Outbox], Session]) -> list[Any]:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -170,7 +179,7 @@ class RayExecutor:
                     report = self._got(reference, task, host)
                     if report is not None:
                         free.append(host)
-                        yield task, _taken(report, session)
+                        yield task, self._taken(report, session)
                         continue
                     lost[task.id] += 1
                     if lost[task.id] > _LOSSES:
@@ -196,14 +205,22 @@ class RayExecutor:
         except errors.RayActorError:
             return None
 
+    def _taken(self, report: Report, session: Session) -> dspy.Prediction:
+        """Writes what a host recorded where everything is recorded, counts what it spent, and gives the scored prediction."""
 
-def _taken(report: Report, session: Session) -> dspy.Prediction:
-    """Writes what a host recorded where everything is recorded, counts what it spent, and gives the scored prediction."""
-    session.recorder.take_in(report.rollouts, report.transitions, unseen=report.unseen)
-    session.meter.add(report.spent)
-    prediction = dspy.Prediction(**(report.rollout.prediction or {}))
-    prediction._rollout, prediction._result, prediction._has_tools = report.rollout, report.result, report.has_tools
-    return prediction
+        def is_newest(record: Any) -> bool:
+            if report.number < self._newest.get(record, 0):
+                return False
+            self._newest[record] = report.number
+            return True
+
+        rollouts = [rollout for rollout in report.rollouts if is_newest(rollout.id)]
+        transitions = [(rollout_id, step) for rollout_id, step in report.transitions if is_newest((rollout_id, step.t))]
+        session.recorder.take_in(rollouts, transitions, unseen=report.unseen)
+        session.meter.add(report.spent)
+        prediction = dspy.Prediction(**(report.rollout.prediction or {}))
+        prediction._rollout, prediction._result, prediction._has_tools = report.rollout, report.result, report.has_tools
+        return prediction
 
 
 def _by_value(program: dspy.Module, ray: Any) -> None:

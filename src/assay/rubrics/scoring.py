@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from assay.models import spending
 from assay.rubrics.criteria import Criterion, Failed, Grade, NoGrade
 from assay.traces.records import Rollout, Verdict
 
-__all__ = ["ScoreResult", "combine", "fields_of", "grade"]
+__all__ = ["ScoreResult", "combine", "fields_of", "grade", "mean_result"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +115,37 @@ def combine(criteria: Sequence[Criterion], verdicts: Sequence[Verdict]) -> Score
         feedback=_feedback(value, finals, by_name, capped_by),
         capped_by=tuple(capped_by),
     )
+
+
+def mean_result(results: Sequence[ScoreResult]) -> ScoreResult:
+    """Several runs of one task as one result: means of the values and of each criterion's grades, over those that were scored.
+
+    It counts as failed where every run failed; feedback and reasons are the first run's.
+    """
+    if len(results) == 1:
+        return results[0]
+    verdicts: dict[tuple[str, str], list[Verdict]] = {}
+    for verdict in (verdict for result in results for verdict in result.verdicts):
+        verdicts.setdefault((verdict.criterion, verdict.scope), []).append(verdict)
+    return ScoreResult(
+        value=_mean([result.value for result in results]),
+        verdicts=tuple(replace(found[0], grade=_known([v.grade for v in found])) for found in verdicts.values()),
+        coverage=math.fsum(result.coverage for result in results) / len(results),
+        cost_usd=math.fsum(result.cost_usd for result in results),
+        feedback=results[0].feedback,
+        failed=results[0].failed if all(result.failed is not None for result in results) else None,
+        capped_by=tuple(dict.fromkeys(name for result in results for name in result.capped_by)),
+    )
+
+
+def _known(grades: Sequence[float | None]) -> float | None:
+    known = [value for value in grades if value is not None]
+    return math.fsum(known) / len(known) if known else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    mean = _known([None if math.isnan(value) else value for value in values])
+    return math.nan if mean is None else mean
 
 
 def _feedback(value: float, finals: Sequence[Criterion], by_name: Mapping[str, Verdict], capped_by: Sequence[str]) -> str:

@@ -49,13 +49,9 @@ class ProgramArena:
         return chosen
 
     def run(self, point: Point, tasks: Sequence[Any]) -> list[TaskRun]:
-        student, runs = self.student(point), list[TaskRun]()
-        for sample in range(self.samples):
-            student.sample = sample or None
-            found = Evaluation()
-            evaluate(student, tasks, self.session, name="", into=found)
-            runs += found.runs.values()
-        return runs
+        found = Evaluation()
+        evaluate(self.student(point), tasks, self.session, name="", samples=self.samples, into=found)
+        return list(found.runs.values())
 
 
 class AgentArena:

@@ -152,6 +152,8 @@ class _Objective:
                 runs += self.arena.run(point, self.tasks[start : start + self.config.block])
                 if start + self.config.block < len(self.tasks) and self._losing(trial, step, runs, best):
                     self._keep(trial, runs)
+                    if best and (seen := _values(runs, self.config.objectives)[self.config.objectives[0]]) is not None:
+                        trial.report(seen, step)  # what the sampler knows of it
                     raise optuna.TrialPruned
         except StopRun:
             self._put_back(trial)
