@@ -56,7 +56,7 @@ def changelogs(folder: Path, tokens: int = 1500) -> list[dict[str, Any]]:
 
 
 def tuned(task: str, seed: int, trials: int, folder: Path) -> dict[str, Any]:
-    sizes = {"val": 12, "gate": 24, "test": 48}
+    sizes = {"val": 12, "gate": 20, "test": 40}
     if task == "math_qa":
         program: Any = {"program": "math_qa", "rubric": "math_qa", "data": f"arithmetic:terms=2-3&digits=2-3&size=400&seed={seed}"}
     else:
@@ -66,7 +66,7 @@ def tuned(task: str, seed: int, trials: int, folder: Path) -> dict[str, Any]:
         (folder / "r.yaml").write_text(RUBRIC)
         program = {"program": f"{__file__}:Newest", "rubric": str(folder / "r.yaml"), "data": str(folder / "d.jsonl"), "salt": f"seed {seed}"}
     report = assay.tune(
-        **program, trials=trials, objectives=("score", "tokens"), seed=seed, sizes=sizes, block=4, store=folder / "a.db", progress=Console()
+        **program, trials=trials, objectives=("score", "tokens"), seed=seed, sizes=sizes, adapter="lean", store=folder / "a.db", progress=Console()
     ).to_dict()
     test, kept = report["test"], ("score", "tokens_per_task", "n")
     return {
