@@ -56,7 +56,7 @@ def changelogs(folder: Path, tokens: int = 1500) -> list[dict[str, Any]]:
 
 
 def tuned(task: str, seed: int, trials: int, folder: Path) -> dict[str, Any]:
-    sizes = {"val": 12, "gate": 20, "test": 40}
+    sizes = {"val": 10, "gate": 16, "test": 30}
     if task == "math_qa":
         program: Any = {"program": "math_qa", "rubric": "math_qa", "data": f"arithmetic:terms=2-3&digits=2-3&size=400&seed={seed}"}
     else:

@@ -24,7 +24,7 @@ from assay.judges.audit import negatives, padded
 from assay.judges.card import draw_card, reliability_card
 from assay.judges.drift import AnchorSet
 from assay.judges.labels import Item, LabelSplits, make_items, rater_digest
-from assay.judges.loading import AnyJudge
+from assay.judges.loading import AnyJudge, members_of
 from assay.models import Meter, sample_scope
 from assay.optimizers import Progress, Session
 from assay.optimizers.judged import judge_items
@@ -34,6 +34,7 @@ from assay.traces import Store
 
 __all__ = ["JudgeReport", "JudgeRunConfig", "compile_judge", "judge_session", "need_fields", "question_key", "rated_items"]
 
+_THIN = 20  # items of a split under which there is no interval
 _RETEST = 30  # test items that are judged a second time
 _ANCHORS = 60  # val items whose verdicts are frozen beside a compiled judge
 
@@ -132,8 +133,10 @@ def compile_judge(
     config = JudgeRunConfig(judge=name, labels=labels, **({"model": lm.model} if lm is not None else {}), **options)
     settings = JudgeConfig(optimizer=config.optimizer, objective=config.objective, demos=config.demos)
     built, shown = _built(judge, config), progress or Progress()
-    if isinstance(judge, str) and is_artifact(judge) and (salt := load_artifact(judge).manifest["labels"]["salt"]) != config.salt:
-        raise ConfigError(f"{judge} was compiled with the salt {salt!r}: what it learned from would fall into the new test split. Use that salt")
+    parents = _parents(judge) if isinstance(judge, str) else []
+    for parent in parents:
+        if (salt := load_artifact(parent).manifest["labels"]["salt"]) != config.salt:
+            raise ConfigError(f"{parent} was compiled with the salt {salt!r}: what it learned from would fall into the new test split. Use that salt")
     items = rated_items(labels, built, config.rename, store)
     if isinstance(judge, str) and not config.shows:
         built = _seeing(built, items)
@@ -155,7 +158,8 @@ def compile_judge(
                     outcome.stopped = str(cap)
             if outcome.stopped is None:
                 run.status = "done"
-        _save(report, splits, run, Path(out) if out else home_of(store) / "artifacts" / f"judge-{config.optimizer.rpartition(':')[2].lower()}")
+        name = f"judge-{config.optimizer.rpartition(':')[2].lower()}"
+        _save(report, splits, run, parents, Path(out) if out else home_of(store) / "artifacts" / name)
     return report
 
 
@@ -230,6 +234,21 @@ def _announce(splits: LabelSplits, items: Sequence[Item], progress: Progress) ->
     ratings = sum(len(item.ratings) for item in items)
     sizes = ", ".join(f"{name} {count}" for name, count in splits.sizes().items())
     progress.say(f"labels: {ratings:,} ratings of {len(items):,} items by {len(raters):,} raters; {sizes}; the test items are sealed")
+    for warning in _thin(splits):
+        progress.say(f"warning: {warning}")
+
+
+def _thin(splits: LabelSplits) -> list[str]:
+    """What a split is too small to show: the place of an item is decided by its content, so few items may fall unevenly."""
+    found = []
+    labels = {item.modes[0] for name in SPLITS for item in getattr(splits, name)}
+    for name in SPLITS:
+        items = getattr(splits, name)
+        if missing := sorted(labels - {item.modes[0] for item in items}):
+            found.append(f"{name} has no item that people called {', '.join(missing)}; label more, or name splits in a field 'split'")
+        elif name != "train" and len(items) < _THIN:
+            found.append(f"{name} has {len(items)} items, and under {_THIN} nothing can be claimed; label more")
+    return found
 
 
 def _card(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> dict[str, Any]:
@@ -248,8 +267,14 @@ def _card(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> dict[
     return reliability_card(
         judged.answers, splits.test, outcome.compiled.spec, found=outcome.test_compiled, people=outcome.ceiling, objective=outcome.objective,
         retest=(first, second.answers), padded=(first, longer.answers) if longer else None, model=outcome.compiled.model or session.lm.model,
-        cost_usd=judged.cost_usd,
+        cost_usd=_price(session) * judged.asked,  # what came from the cache was paid for when it was asked first
     )  # fmt: skip
+
+
+def _price(session: Session) -> float:
+    """Dollars a call to the model, over the whole run."""
+    usage = session.meter.usage
+    return usage.cost_usd / usage.calls if usage.calls else 0.0
 
 
 def _anchors(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> AnchorSet | None:
@@ -265,9 +290,22 @@ def _anchors(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> An
     return freeze(outcome.compiled, items, first.answers, again.answers, session)
 
 
-def _save(report: JudgeReport, splits: LabelSplits, run: Run, folder: Path) -> None:
+def _parents(judge: str) -> list[str]:
+    """The compiled judges that a judge is made of: itself, or the members of a jury or cascade, and theirs."""
+    if is_artifact(judge):
+        return [judge]
+    path = Path(judge)
+    if path.suffix not in (".yaml", ".yml") or not path.is_file():
+        return []
+    return [found for member in members_of(path) for found in _parents(member)]
+
+
+def _save(report: JudgeReport, splits: LabelSplits, run: Run, parents: Sequence[str], folder: Path) -> None:
     config, judge = report.config, report.outcome.compiled
     data = {key: value for key, value in report.to_dict().items() if key not in ("artifact", "picture")}
+    raters = {rater_digest(rating.rater) for name in SPLITS for item in getattr(splits, name) for rating in item.ratings}
+    for parent in parents:  # what a parent learned from is in its child
+        raters |= set(load_artifact(parent).manifest.get("raters", ()))
     manifest = {
         "assay": __version__,
         "dspy": dspy.__version__,
@@ -279,12 +317,13 @@ def _save(report: JudgeReport, splits: LabelSplits, run: Run, folder: Path) -> N
         "model": config.model,
         "weights": run.lm.recording.backend.weights,
         "labels": {"spec": config.labels, "salt": config.salt, "sizes": splits.sizes()},
+        "raters": sorted(raters),
+        "parents": list(parents),
         "seed": config.seed,
         "run": run.run_id,
         "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "result": data,
     }
-    raters = {rater_digest(rating.rater) for name in SPLITS for item in getattr(splits, name) for rating in item.ratings}
     report.artifact = save_artifact(folder.resolve(), judge, manifest, splits={"ratings": splits.ratings()}, report=_markdown(data))
     run.store.put_judge(str(report.artifact), sorted(raters))
     if report.card:

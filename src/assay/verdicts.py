@@ -93,6 +93,7 @@ def audit_judge(
     pack = audit_cases(built, bases, profile=profile or ("property" if built.spec.kind == "nominal" else "quality"))
     with _at_work("audit", judge, lm, shown, store, False, cases or labels or "", options) as (judge_, session):
         items = audit_items(pack, judge_)
+        need_fields(judge_, items)
         judged = judge_items(judge_, items, session, name="audit", split="audit")
         if judged.unscored == len(items):
             raise ModelError(f"the judge gave no verdict at all: {next((r for r in judged.reasons if r), 'no reason was given')}")
@@ -109,16 +110,17 @@ def score_rows(
     judge: str | Judge, *, data: str, out: str | Path | None = None, lm: dspy.LM | None = None, store: str | Path | None = None,
     resume: bool = False, progress: Progress | None = None, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Judges every row of a dataset, and reports the mean value with a 95 % interval.
+    """Judges every item of a dataset, and reports the mean value with a 95 % interval. Rows that show the same thing, such as the
+    ratings of several people, are one item: it is judged and counted once.
 
     Rows are those of a labels file; labels that stand beside some of them correct the mean (prediction-powered inference).
 
     Args:
-        out: a JSONL file for one line a row: what was shown, `verdict`, `value`, `confidence`, or `reason` where there is none.
+        out: a JSONL file for one line an item: what was shown, `verdict`, `value`, `confidence`, or `reason` where there is none.
     """
     rename: Mapping[str, str] = options.get("rename") or {}
     built, shown = _judge(judge), progress or Progress()
-    rows = ((where, renamed(row, rename, where) if rename else row) for where, row in iter_rows(data))
+    rows = [(where, renamed(row, rename, where) if rename else row) for where, row in iter_rows(data)]
     items = make_items(rows, labels=built.labels, spec=data, unrated=True, shows=built.shows)
     need_fields(built, items, optional=_OPTIONAL)
     if not built.spec.graded:
@@ -133,9 +135,11 @@ def score_rows(
     values = values_of(judged.answers, judge_)
     if out is not None:
         _write(Path(out), items, judged, values)
-    reasons = [reason for reason in judged.reasons if reason]
+    reasons = list(dict.fromkeys(reason for reason in judged.reasons if reason))
+    if judged.unscored == len(items):
+        raise ModelError(f"the judge gave no verdict at all: {reasons[0] if reasons else 'no reason was given'}")
     return {
-        "n": len(items), "unscored": judged.unscored, "why_unscored": reasons[:_SHOWN_REASONS], "out": str(out) if out else None,
+        "n": len(items), "rows": len(rows), "unscored": judged.unscored, "why_unscored": reasons[:_SHOWN_REASONS], "out": str(out) if out else None,
         "labelled": sum(bool(item.ratings) for item in items), "alarms": alarms,
         "verdicts": {label: judged.answers.verdicts.count(label) for label in judge_.labels}, **_means(items, values, judge_), **spent,
     }  # fmt: skip
@@ -234,7 +238,7 @@ def to_label(
         for r in store.rollouts(run_id=run_id, task_id=task_id)
         if r.prediction and r.source != "judge" and r.split != "test" and r.task_type != "verdict"
     )
-    for entry in _pairs(rollouts) if built.compares else map(_single, rollouts):
+    for entry in _pairs(rollouts) if built.compares else (_single(rollout, built) for rollout in rollouts):
         if entry is not None and entry.item_id not in known:
             seen.setdefault(entry.item_id, entry)
     order = np.random.default_rng(seed).permutation(len(seen))
@@ -242,9 +246,15 @@ def to_label(
     return built, [waiting[at] for at in order[:limit]]
 
 
-def _single(rollout: Rollout) -> ToLabel | None:
-    shown = {"task_input": one_of(rollout.inputs), "output": output_of(rollout.prediction or {})}
-    return ToLabel(content_hash(shown)[:16], shown, rollout.id) if shown["output"] not in ("", {}, None) else None
+def _single(rollout: Rollout, judge: AnyJudge) -> ToLabel | None:
+    """A rollout as the judge would see it; None where it has nothing that was answered, or not all that the judge sees."""
+    prediction = rollout.prediction or {}
+    seen = {**prediction, **rollout.inputs, "task_input": one_of(rollout.inputs), "output": output_of(prediction)}
+    names = getattr(judge, "shows", ("task_input", "output"))
+    if seen["output"] in ("", {}, None) or any(name not in seen for name in names):
+        return None
+    shown = {name: seen[name] for name in names}
+    return ToLabel(content_hash(shown)[:16], shown, rollout.id)
 
 
 def _pairs(rollouts: Iterator[Rollout]) -> Iterator[ToLabel]:
@@ -292,10 +302,10 @@ def corrected_by_people(rubric: Rubric, store: Store, run_id: str) -> dict[str, 
         if rollout.source != "judge" and rollout.prediction:
             latest.setdefault(rollout.task_id, rollout)
     for rollout in latest.values():
-        entry = _single(rollout)
         grades = {verdict.criterion: verdict.grade for verdict in rollout.verdicts if verdict.grade is not None}
         for name in columns.keys() & grades.keys():
             people, beside, others = columns[name]
+            entry = _single(rollout, asked[name])
             if entry is not None and entry.item_id in said[name]:
                 people.append(float(np.mean(said[name][entry.item_id])))
                 beside.append(grades[name])

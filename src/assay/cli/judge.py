@@ -90,13 +90,13 @@ def _show(data: dict[str, Any]) -> None:
             )
         table.add_row("no verdict", str(before["unscored"]), str(after["unscored"]), "", "")
         rich.print(table)
-        for name, reason in sorted({**people["undefined"], **after["undefined"]}.items()):
-            if name == "brier" and name not in after["undefined"]:
-                continue  # people give no probabilities
-            rich.print(f"{name} is undefined: {reason}", markup=False)
+        for whose, side in (("", after), ("people's ", people)):
+            for name, reason in sorted(side["undefined"].items()):
+                if not whose or name != "brier":  # people give no probabilities
+                    rich.print(f"{whose}{name} is undefined: {reason}", markup=False)
         gain, accuracy = data["test"]["gain"], data["test"]["accuracy_gain"]
         rich.print(f"gain in {data['objective']}: {_gain(gain)}; in accuracy: {_gain(accuracy)}", markup=False)
-        _show_card(rich, card)
+        _show_card(rich, card, said=after["undefined"])
     if data["gate"]:
         unproven = "no proof on gate that it agrees better: keep the baseline; the artifact holds the unproven judge"
         verdict = "the compiled judge replaces the baseline" if data["replaces"] else unproven
@@ -111,7 +111,7 @@ def _show(data: dict[str, Any]) -> None:
             rich.print(f"{key}: {data[key]}", markup=False, soft_wrap=True)
 
 
-def _show_card(rich: Any, card: dict[str, Any]) -> None:
+def _show_card(rich: Any, card: dict[str, Any], *, said: Any) -> None:
     shown = [
         ("of what people reach", _percent(card["of_ceiling"])),
         ("coverage", _percent(card["coverage"])),
@@ -126,6 +126,8 @@ def _show_card(rich: Any, card: dict[str, Any]) -> None:
     ]
     rich.print("; ".join(f"{name}: {value}" for name, value in shown), markup=False)
     rich.print(_confusion(card["confusion"]))
+    for name, reason in sorted((name, why) for name, why in card["undefined"].items() if name not in said):
+        rich.print(f"{name.replace('_', ' ')} is undefined: {reason}", markup=False)
     for alarm in card["alarms"]:
         rich.print(f"alarm: this judge {alarm}", markup=False)
 

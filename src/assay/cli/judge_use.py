@@ -90,7 +90,7 @@ def _show_audit(data: dict[str, Any]) -> None:
 @click.option(
     "--data", required=True, metavar="D", help="Rows with input and output (or output_a and output_b); labels beside some correct the mean."
 )
-@click.option("--out", metavar="FILE", help="A .jsonl file for one verdict a row.")
+@click.option("--out", metavar="FILE", help="A .jsonl file for one verdict an item.")
 @click.option("--rename", multiple=True, metavar="COLUMN=NAME", help="Rename a column of the data.")
 @click.option("--resume", is_flag=True, help="Go on with this job's unfinished run.")
 @_no_cache
@@ -107,13 +107,15 @@ def score_command(judge: str, **values: Any) -> None:
         return
     rich = _rich()
     shares = ", ".join(f"{label} {count}" for label, count in data["verdicts"].items())
-    rich.print(f"{data['n']} rows: {shares}; no verdict {data['unscored']}", markup=False)
+    several = f" of {data['rows']} rows; rows that show the same count once" if data["rows"] != data["n"] else ""
+    rich.print(f"{data['n']} items{several}: {shares}; no verdict {data['unscored']}", markup=False)
     for reason in data["why_unscored"]:
         rich.print(f"note: no verdict: {reason}", markup=False)
     if data["interval"]:
         rich.print("mean value {:.3f}, 95 % [{:.3f}, {:.3f}] as this judge sees it".format(data["mean"], *data["interval"]), markup=False)
     if data["labelled"] > 0 and not data["corrected"]:
-        rich.print(f"note: {data['labelled']} human labels are too few to correct the mean: it takes 20, and rows without a label", markup=False)
+        why = "every item has one, and there is nothing to correct" if data["labelled"] == data["n"] else "it takes 20, and two items without one"
+        rich.print(f"note: the mean is not corrected by the {data['labelled']} items with human labels: {why}", markup=False)
     if found := data["corrected"]:
         text = (
             f"corrected by {found['n_people']} human labels: {found['mean']:.3f}, 95 % [{found['low']:.3f}, {found['high']:.3f}] "
@@ -199,7 +201,8 @@ def label_command(judge: str, rater: str | None, limit: int, rationale: bool, st
     if as_json:
         print_json(data)
     else:
-        click.echo(f"{done} labels of {who} kept; compile with: assay judge compile {judge!r} --labels store", err=True)
+        then = f"; compile with: assay judge compile {judge!r} --labels store" if done else ""
+        click.echo(f"{done} labels of {who} kept{then}", err=True)
 
 
 def _ask(at: int, count: int, shown: Any, spec: Any) -> None:
@@ -279,7 +282,7 @@ def lint_command(rubric: str, as_json: bool) -> None:
     else:
         for finding in found:
             _rich().print(f"{finding.criterion}: {finding.rule}: {finding.text}", markup=False)
-        _rich().print(f"{len(found)} findings" if found else "nothing found", markup=False)
+        _rich().print(f"{len(found)} finding{'s' if len(found) > 1 else ''}" if found else "nothing found", markup=False)
     if found:
         click.get_current_context().exit(1)
 

@@ -1,6 +1,7 @@
 """Agreement of a judge with people, corrected for chance, with intervals; and how far people agree with each other.
 
-The statistics are scikit-learn's, krippendorff's and scipy's. A measure that is undefined is None with a reason, never 0.
+The statistics are scikit-learn's and scipy's; alpha is held against the package krippendorff by a test. A measure that is
+undefined is None with a reason, never 0.
 """
 
 import functools
@@ -117,9 +118,8 @@ class _Table:
             right = self.right[draws] * self.weights[draws]
             return right.sum(axis=1) / self.weights[draws].sum(axis=1)
         counts = np.stack([np.bincount(row, minlength=len(self.verdicts)) for row in draws]) * self.weights
-        shares = np.eye(self.shares.shape[1])[self.shares.argmax(axis=1)] if name == "alpha" else self.shares
-        cells = (np.eye(shares.shape[1])[self.verdicts][:, :, None] * shares[:, None, :]).reshape(len(shares), -1)
-        tables = (counts @ cells).reshape(len(draws), shares.shape[1], -1)
+        cells = (self._chosen[:, :, None] * self.shares[:, None, :]).reshape(len(self.shares), -1)
+        tables = (counts @ cells).reshape(len(draws), self.shares.shape[1], -1)
         return _alphas(tables, self.spec) if name == "alpha" else kappas(tables, quadratic=name == "weighted_kappa")
 
     def accuracy(self, rows: np.ndarray) -> tuple[float, str]:
@@ -128,9 +128,7 @@ class _Table:
     def kappa(self, rows: np.ndarray, weights: str | None = None) -> tuple[float, str]:
         from sklearn.metrics import cohen_kappa_score
 
-        count = self.shares.shape[1]
-        table = np.zeros((count, count))
-        np.add.at(table, self.verdicts[rows], self.shares[rows] * self.weights[rows][:, None])
+        count, table = self.shares.shape[1], self._crossed(rows)
         if (table.sum(axis=0) > 0).sum() < 2:
             return math.nan, "people gave one label only, so all agreement may be chance"
         judge, people = np.divmod(np.arange(count * count), count)
@@ -139,16 +137,24 @@ class _Table:
     def weighted_kappa(self, rows: np.ndarray) -> tuple[float, str]:
         return self.kappa(rows, "quadratic")
 
-    def alpha(self, rows: np.ndarray) -> tuple[float, str]:
-        """The judge and the label most raters gave as two coders; the lower of labels that are level."""
-        import krippendorff
+    @functools.cached_property
+    def _chosen(self) -> np.ndarray:
+        """Row i: 1 at the verdict, 0 elsewhere."""
+        found: np.ndarray = np.eye(self.shares.shape[1])[self.verdicts]
+        return found
 
-        coded = np.stack([self.verdicts[rows], self.shares[rows].argmax(axis=1)]).astype(float)
-        if len(np.unique(coded)) < 2:
+    def _crossed(self, rows: np.ndarray) -> np.ndarray:
+        """Items by verdict and by people's label; an item on which people differ counts by their shares."""
+        found: np.ndarray = self._chosen[rows].T @ (self.shares[rows] * self.weights[rows][:, None])
+        return found
+
+    def alpha(self, rows: np.ndarray) -> tuple[float, str]:
+        """The judge and people as two coders; an item on which people differ stands as often as they do, by their shares. With
+        one label an item it is krippendorff's (the package's)."""
+        table = self._crossed(rows)
+        if ((table.sum(axis=0) + table.sum(axis=1)) > 0).sum() < 2:
             return math.nan, "only one label was given"
-        steps = np.array(self.spec.steps)
-        level: Any = {"nominal": "nominal", "ordinal": "ordinal", "numeric": "interval"}[self.spec.kind]
-        return float(krippendorff.alpha(reliability_data=steps[coded.astype(int)], level_of_measurement=level)), "undefined"
+        return float(_alphas(table[None], self.spec)[0]), "undefined"
 
     def brier(self, rows: np.ndarray) -> tuple[float, str]:
         """Mean squared distance between the judge's probabilities and the raters' shares, summed over labels: 0 to 2, lower
@@ -178,7 +184,6 @@ def oriented(name: str, value: float) -> float:
 
 def _need_extra() -> None:
     try:
-        import krippendorff  # noqa: F401
         import sklearn  # noqa: F401
     except ImportError as error:
         raise MissingExtra(str(error.name), "judges") from error
@@ -261,7 +266,7 @@ def agreement(
     Intervals are percentiles of 500 resamples of the items; under 20 items there is none.
 
     Raises:
-        MissingExtra: scikit-learn or krippendorff is not installed.
+        MissingExtra: scikit-learn is not installed.
     """
     _need_extra()
     table = _Table(answers, items, spec, weights)

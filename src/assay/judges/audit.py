@@ -13,6 +13,7 @@ from assay.rubrics import JudgeSpec
 __all__ = ["BASES", "PROFILES", "Base", "Case", "assess", "audit_cases", "bases_of", "load_bases", "negatives", "padded"]
 
 PROFILES = ("quality", "property")
+ATTACK = "#audit"  # in the id of an item that was made as an attack
 PASS_AT = 0.8  # share of a failing's cases that must come out right
 _TOLERANCE = 0.1  # of the scale: noise that is no failing
 _BOTTOM = 0.25  # of the scale: where an answer without content belongs
@@ -228,7 +229,10 @@ def negatives(items: Sequence[Item], spec: JudgeSpec, *, count: int) -> list[Ite
 
     Raises:
         DataError: no item has the worst word; no pair has a preferred output.
+        ConfigError: the words have no order, so none of them is the worst.
     """
+    if spec.kind == "nominal":
+        raise ConfigError("negatives are the worst on the scale, and the words of this judge's scale have no order")
     pairs = any("output_b" in item.shown for item in items)
     worst = [item for item in items if item.modes[0] == spec.scale[0] or (pairs and item.modes[0] == spec.scale[-1])]
     if not worst:
@@ -240,5 +244,5 @@ def negatives(items: Sequence[Item], spec: JudgeSpec, *, count: int) -> list[Ite
         name = "output" if not pairs else "output_b" if item.modes[0] == spec.scale[0] else "output_a"
         text = (f"{item.shown[name]}\n{hidden}", "", f"{_PRAISE} {spec.text} {_PRAISE}", f"{item.shown[name]}{_FILLER}")[at % 4]
         rating = Rating(rater="audit", label=item.modes[0], rationale="an attack on the judge")
-        made.append(Item(id=f"{item.id}#audit{at}", shown={**item.shown, name: text}, ratings=(rating,)))
+        made.append(Item(id=f"{item.id}{ATTACK}{at}", shown={**item.shown, name: text}, ratings=(rating,)))
     return made

@@ -120,8 +120,11 @@ def make_items(
         rated += 1
         found = {(_TASK_INPUT if key == "input" else key): value for key, value in row.items() if key not in _FIELDS and not _absent(value)}
         shown = {key: value for key, value in found.items() if key in judged}
-        if not any(name in shown for name in ("output", "output_a")) or ("output_a" in shown) != ("output_b" in shown):
-            raise DataError(f"{where}: a rating needs what was judged, in 'output', or in 'output_a' and 'output_b'; the row has {sorted(row)}")
+        if not any(name in shown for name in ("output", "output_a", *shows)) or ("output_a" in shown) != ("output_b" in shown):
+            raise DataError(
+                f"{where}: what is to be judged must stand in 'output', or in 'output_a' and 'output_b'; the row has {sorted(row)}. Rename a column: "
+                "--rename answer=output"
+            )
         item_id = content_hash(shown)[:16] if _missing(row.get("item_id")) else str(row["item_id"])
         if shown_of.setdefault(item_id, shown) != shown:
             other = sorted(key for key in judged if shown.get(key) != shown_of[item_id].get(key))

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import dspy
 import pydantic
-from dspy.utils.exceptions import AdapterParseError
+from dspy.utils.exceptions import AdapterParseError, LMError
 
 from assay.errors import ConfigError
 from assay.judges.base import make_spec
@@ -98,7 +98,7 @@ class ListwiseJudge(dspy.Module):  # type: ignore[misc]
             try:
                 with dspy.context(lm=lm):
                     values = (self._picked if by_letter else self._graded)({"task_input": fence(task_input), "outputs": lines}, shown)
-            except NoGrade as error:
+            except (NoGrade, LMError) as error:  # the other orders may still be answered
                 reasons.append(str(error))
                 continue
             for key, value in values.items():

@@ -16,7 +16,7 @@ from assay.judges.pointwise import PointwiseJudge
 from assay.rubrics import JudgeSpec
 from assay.rubrics.loading import JudgeFile, StrictModel, import_check, load_rubric, parse_yaml
 
-__all__ = ["AnyJudge", "load_judge"]
+__all__ = ["AnyJudge", "load_judge", "members_of"]
 
 AnyJudge = Judge | ListwiseJudge
 Find = Callable[[str], AnyJudge]
@@ -121,14 +121,26 @@ def _single(parsed: _JudgeDefinition) -> AnyJudge:
     )
 
 
+def members_of(path: Path) -> list[str]:
+    """The members of a jury's or cascade's YAML file, by their places; none of any other file."""
+    parsed, _ = parse_yaml(path.read_text("utf-8"), str(path), _JudgeDefinition, "a judge is a mapping")
+    names = [*(parsed.jury.members if parsed.jury else ()), *((parsed.cascade.first, parsed.cascade.second) if parsed.cascade else ())]
+    return [_placed(name, path) for name in names]
+
+
+def _placed(name: str, path: Path) -> str:
+    """A member's place: beside the file that names it, else as it is named."""
+    beside = path.parent / name
+    return str(beside if beside.exists() else name)
+
+
 def _panel(parsed: _JudgeDefinition, path: Path, find: Find) -> Judge:
     if unused := sorted(parsed.model_fields_set - {"name", "jury", "cascade"}) or (parsed.jury and parsed.cascade):
         raise RubricError(f"a jury or a cascade has its members' questions and scales and nothing beside them; found {unused}")
 
     def member(name: str) -> Judge:
-        beside = path.parent / name
         try:
-            judge = find(str(beside if beside.exists() else name))
+            judge = find(_placed(name, path))
         except AssayError as error:
             raise RubricError(f"member {name!r}: {error}") from None
         if not isinstance(judge, Judge):

@@ -69,7 +69,7 @@ class PairwiseJudge(PointwiseJudge):
         said = self._said(reading, final, agreed)
         said.orders = orders
         written = all(p in (0.0, 1.0) for order in ORDERS for p in (reading[order][label] for label in self.labels))
-        if written and not self.calibration:  # nothing is known of how sure it is
+        if written and not self.calibration and self.samples == 1:  # nothing is known of how sure it is
             said.probabilities = said.confidence = None
             said.value = self.spec.grade(agreed)
         return said

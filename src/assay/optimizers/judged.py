@@ -5,7 +5,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from assay.judges import Judge
@@ -30,6 +30,7 @@ class Judged:
     raw: list[Mapping[str, float] | None]
     reasons: list[str]
     cost_usd: float = 0.0
+    asked: int = 0  # calls for all verdicts, answered by the model or from the cache
 
     @property
     def unscored(self) -> int:
@@ -42,7 +43,7 @@ def judge_items(judge: Judge, items: Sequence[Item], session: Session, *, name: 
     Raises:
         BudgetExceeded, Cancelled: what was judged before is in the response cache.
     """
-    version, parts = program_version(judge, None), [None] * len(items)
+    version, parts, calls = program_version(judge, None), [None] * len(items), [0] * len(items)
 
     def one(index: int) -> None:
         item = items[index]
@@ -60,6 +61,8 @@ def judge_items(judge: Judge, items: Sequence[Item], session: Session, *, name: 
                 rollout.status, rollout.error = "error", f"{type(error).__name__}: {error}"
                 parts[index] = (None, rollout.error, prices)  # type: ignore[call-overload]
                 return
+            finally:
+                calls[index] = len(rollout.transitions)
             rollout.prediction = {key: found[key] for key in ("verdict", "confidence", "value")}
         parts[index] = (found, "", prices)  # type: ignore[call-overload]
 
@@ -75,7 +78,7 @@ def judge_items(judge: Judge, items: Sequence[Item], session: Session, *, name: 
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)  # those at work end at their next call
             raise
-    return _collected(parts, judge.spec)
+    return replace(_collected(parts, judge.spec), asked=sum(calls))
 
 
 def _collected(parts: Sequence[Any], spec: JudgeSpec) -> Judged:

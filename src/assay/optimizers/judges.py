@@ -16,6 +16,7 @@ from assay.datasets import Task
 from assay.errors import BudgetExceeded, ConfigError, ModelError
 from assay.judges import Cascade, Judge, Jury, PointwiseJudge, reliability_weights
 from assay.judges.agreement import MEASURES, Agreement, agreement, ceiling, kappas, measure_gain, objective_of, oriented
+from assay.judges.audit import ATTACK
 from assay.judges.calibration import METHODS, Calibration, expected_step, fit
 from assay.judges.labels import Item, LabelSplits
 from assay.judges.panel import RULES
@@ -37,6 +38,9 @@ _FOLDS = 5
 _LOST = 0.02  # share of the items on which one judge may give fewer verdicts than another that it is held against
 
 
+_NO_JUDGES = ("knn", "ensemble")  # optimizers whose result is no judge
+
+
 @dataclass(frozen=True, kw_only=True)
 class JudgeConfig:
     """`optimizer` is `auto` (prompt forms, demonstrations and calibration), `calibrate` (calibration alone), or any of the
@@ -51,6 +55,8 @@ class JudgeConfig:
             raise ConfigError(f"objective={self.objective!r} must be one of {', '.join(MEASURES)}")
         if not 1 <= self.demos <= 16:
             raise ConfigError(f"demos={self.demos!r} of each label must be between 1 and 16")
+        if self.optimizer in _NO_JUDGES:
+            raise ConfigError(f"{self.optimizer} makes another program around the judge; take auto, calibrate, or another of {', '.join(OPTIMIZERS)}")
         if self.optimizer not in ("auto", "calibrate"):
             check_optimizer(self.optimizer)
 
@@ -249,7 +255,8 @@ class _Search:
     def _demonstrations(self) -> list[dict[str, Any]]:
         """Of each label the train items on which people agree most, mixed, so that no label comes last."""
         groups: dict[str, list[Item]] = defaultdict(list)
-        for item in sorted(self.splits.train, key=lambda item: -max(item.shares.values())):
+        people = [item for item in self.splits.train if ATTACK not in item.id]
+        for item in sorted(people, key=lambda item: -max(item.shares.values())):
             groups[item.modes[0]].append(item)
         chosen = [item for group in groups.values() for item in group[: self.config.demos]]
         np.random.default_rng(self.session.seed).shuffle(chosen)
@@ -262,7 +269,7 @@ class _Search:
         proposal = Proposal(Student(copy.deepcopy(self.judge), self.session), train, val, self.session, threshold=0.5, demos=self.config.demos * 2)
         compiled = propose(name, proposal).program
         if not isinstance(compiled, Judge):
-            raise ConfigError(f"{name} makes another program around the judge; take one of {[n for n in OPTIMIZERS if n not in ('knn', 'ensemble')]}")
+            raise ConfigError(f"{name} makes another program around the judge, and what is compiled must be a judge")
         return compiled
 
     def _try(self, name: str, judge: Judge) -> None:
@@ -300,7 +307,7 @@ class _Search:
         for row, item in enumerate(train):
             if json.dumps({key: fence(item.shown.get(key, "")) for key in judge.shows}) in shown:
                 continue
-            (fixed if proposed or "#audit" in item.id else pool).append(row)
+            (fixed if proposed or ATTACK in item.id else pool).append(row)
         return [*pool, *range(len(train), len(train) + len(val))], fixed
 
     def _cross_fitted(

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
 import yaml
@@ -50,14 +50,22 @@ class _EssentialFile(StrictModel):
     cap: float = pydantic.Field(0.0, ge=0, le=1)
 
 
+def _word(value: Any) -> Any:
+    """A number on a scale, as YAML reads it, is the word it was written as."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+_Word = Annotated[str, pydantic.BeforeValidator(_word)]
+
+
 class JudgeFile(StrictModel):
     """The fields of a `JudgeSpec`."""
 
     text: str = ""
-    scale: list[str] = ["no", "yes"]
-    anchors: dict[str, str] = {}
+    scale: list[_Word] = ["no", "yes"]
+    anchors: dict[_Word, str] = {}
     kind: Literal["ordinal", "nominal", "numeric"] = "ordinal"
-    grades: dict[str, float] = {}
+    grades: dict[_Word, float] = {}
     use: str = ""
 
     def spec(self) -> JudgeSpec:
@@ -71,7 +79,7 @@ class _CriterionFile(StrictModel):
     check: str | None = None
     with_: dict[str, Any] = pydantic.Field({}, alias="with")
     judge: str | JudgeFile | None = None
-    scale: list[str] | None = None
+    scale: list[_Word] | None = None
     anchors: dict[str, str] | None = None
     essential: _EssentialFile | None = None
 
