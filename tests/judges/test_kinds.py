@@ -9,6 +9,7 @@ from typing import Any
 import dspy
 import numpy as np
 import pytest
+from dspy.utils.exceptions import LMTimeoutError
 
 from assay.deployment import load_artifact, save_artifact
 from assay.errors import ConfigError, RubricError
@@ -92,6 +93,15 @@ def test_a_written_pair_has_no_confidence() -> None:
         PairwiseJudge(), lambda r: json.dumps({"verdict": "a" if '"good"' in r.messages[-1].text.split("output_b")[0] else "b"}), logprobs=False
     )
     assert (found.verdict, found.confidence, found.value) == ("a", None, 0.0)
+
+
+def test_samples_that_all_agree_are_sure() -> None:
+    found = pair(
+        PairwiseJudge(samples=3, reading="text"),
+        lambda r: json.dumps({"verdict": "a" if '"good"' in r.messages[-1].text.split("output_b")[0] else "b"}),
+        logprobs=False,
+    )
+    assert (found.verdict, found.confidence) == ("a", 1.0)
 
 
 def test_calibration_takes_out_the_pull_of_a_place() -> None:
@@ -300,6 +310,20 @@ def test_a_list_read_from_probabilities_has_no_favourite_place() -> None:
     found = rank(script, logprobs=True, judge=judge)
     assert found.ranking == ["r2", "r3", "r1"]
     assert sum(found.grades.values()) == pytest.approx(1.5)
+
+
+def test_an_order_that_times_out_leaves_the_others() -> None:
+    calls = iter(range(100))
+
+    def flaky(request: Any) -> Any:
+        if next(calls) % 3 == 0:
+            raise LMTimeoutError("timed out")
+        return {"A": 0.6, "B": 0.3, "C": 0.1}
+
+    judge = ListwiseJudge({"text": "Which is best?", "scale": ["worst", "best"]}, orders=4)
+    with dspy.context(lm=scripted_lm(flaky, logprobs=True)):
+        found = judge(task_input="q", outputs={"x": "1", "y": "2", "z": "3"})
+    assert set(found.grades) == {"x", "y", "z"}
 
 
 def test_the_same_seed_gives_the_same_orders() -> None:

@@ -86,8 +86,8 @@ def test_what_a_table_leaves_empty_is_missing_whatever_it_is_called() -> None:
     ("row", "message"),
     [
         ({"output": "x", "label": "maybe"}, r"l\.jsonl:2: the label 'maybe' is not on the judge's scale"),
-        ({"label": "yes"}, r"l\.jsonl:2: a rating needs what was judged"),
-        ({"output_a": "x", "label": "yes"}, r"l\.jsonl:2: a rating needs what was judged"),
+        ({"label": "yes"}, r"l\.jsonl:2: what is to be judged must stand in 'output'.*--rename answer=output"),
+        ({"output_a": "x", "label": "yes"}, r"l\.jsonl:2: what is to be judged must stand in 'output'.*--rename answer=output"),
         ({"item_id": "a", "output": "other", "label": "yes"}, r"l\.jsonl:2: item 'a' was shown with another output"),
         ({"output": "x", "label": "yes", "split": "exam"}, r"l\.jsonl:2: the split 'exam' does not exist"),
     ],
@@ -254,3 +254,59 @@ def test_what_is_resampled_is_what_the_libraries_measure(kind: str, pairs: list[
         value, _ = table.measure(name)
         if value is not None:
             assert table.resampled(name, np.arange(len(pairs))[None])[0] == pytest.approx(value), name
+
+
+def test_judges_that_see_other_fields_have_labels_of_those(tmp_path: Path) -> None:
+    spec = write(tmp_path / "l.jsonl", [{"question": f"q{at}", "answer": "x", "label": "no"} for at in range(3)])
+    items = load_labels(spec, labels=("no", "yes"), shows=("question", "answer"))
+    assert [dict(item.shown) for item in items] == [{"question": f"q{at}", "answer": "x"} for at in range(3)]
+    with pytest.raises(DataError, match="must stand in 'output'"):
+        load_labels(spec, labels=("no", "yes"))
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_labels_from_tables(tmp_path: Path, ending: str) -> None:
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    rows = [
+        {"item_id": "a", "output": "x", "rater": "r1", "label": "no", "rationale": "dull"},
+        {"item_id": "a", "output": "x", "rater": "r2", "label": "yes", "rationale": ""},
+    ]
+    rows += [
+        {"item_id": "b", "output": "y", "rater": "r1", "label": "", "rationale": ""},
+        {"item_id": "b", "output": "y", "rater": "r2", "label": "YES", "rationale": ""},
+    ]
+    table = pa.Table.from_pylist(rows)
+    path = tmp_path / f"l.{ending}"
+    csv.write_csv(table, path) if ending == "csv" else parquet.write_table(table, path)
+    items = load_labels(str(path), labels=("no", "yes"))
+    assert [(item.id, [(r.rater, r.label, r.rationale) for r in item.ratings]) for item in items] == [
+        ("a", [("r1", "no", "dull"), ("r2", "yes", "")]), ("b", [("r2", "yes", "")]),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["nominal", "ordinal", "numeric"])
+def test_alpha_is_krippendorffs_and_takes_disagreeing_raters_by_their_shares(kind: str) -> None:
+    import krippendorff
+
+    rng, spec = np.random.default_rng(1), JudgeSpec(text="?", scale=("1", "2", "4", "8"), kind=kind)
+    truth = rng.integers(0, 4, 200)
+    said = np.where(rng.random(200) < 0.6, truth, rng.integers(0, 4, 200))
+    answers = Answers([spec.scale[label] for label in said], [spec.steps[label] for label in said])
+    one = [Item(id=str(at), shown={}, ratings=(Rating(rater="r", label=spec.scale[label]),)) for at, label in enumerate(truth)]
+    level = {"nominal": "nominal", "ordinal": "ordinal", "numeric": "interval"}[kind]
+    steps = np.array(spec.steps)
+    known = krippendorff.alpha(reliability_data=np.stack([steps[said], steps[truth]]), level_of_measurement=level)
+    assert agreement(answers, one, spec, intervals=False).values["alpha"] == pytest.approx(known, abs=1e-12)
+    # two raters that differ: as if each rating were an item of half the weight
+    other = rng.integers(0, 4, 200)
+    both = [
+        Item(id=str(at), shown={}, ratings=tuple(Rating(rater=f"r{k}", label=spec.scale[label]) for k, label in enumerate(pair)))
+        for at, pair in enumerate(zip(truth, other, strict=True))
+    ]
+    soft = agreement(answers, both, spec, intervals=False).values["alpha"]
+    doubled = krippendorff.alpha(
+        reliability_data=np.stack([np.tile(steps[said], 2), np.concatenate([steps[truth], steps[other]])]), level_of_measurement=level
+    )
+    assert soft == pytest.approx(doubled, abs=0.005)  # they differ by the correction for few items

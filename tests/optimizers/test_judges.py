@@ -12,9 +12,10 @@ import pytest
 import assay
 from assay.errors import ConfigError, DataError, ModelError
 from assay.judges import PointwiseJudge
+from assay.optimizers import Progress
 from assay.rubrics import Criterion, JudgeSpec, Rubric
 from assay.testing import scripted_lm
-from assay.verdicts import replay_anchors, score_rows
+from assay.verdicts import forget_rater, replay_anchors, score_rows
 
 SCALE = "negative,neutral,positive"
 WORDS = {"negative": "awful", "neutral": "plain", "positive": "lovely"}
@@ -265,3 +266,70 @@ def test_step_grades_of_a_numeric_scale_are_expected_numbers() -> None:
     assert math.isclose(judge.spec.grade("2"), 0.25)
     rubric = Rubric("r", [Criterion(name="stars", judge=judge.spec)])
     assert rubric.needs_judge
+
+
+def test_a_verdicts_price_is_said_though_the_winner_was_answered_from_the_cache(tmp_path: Path) -> None:
+    report = compiled(tmp_path, optimizer="calibrate")
+    usage = report.meter.usage
+    usage_price = 0.01
+    assert usage.cost_usd == 0  # a scripted model has no price
+    report.meter.of("search").cost_usd = usage_price * usage.calls
+    from assay.judging import _price
+    from assay.optimizers import Session
+
+    session = Session(lm=None, rubric=None, recorder=None, meter=report.meter)  # type: ignore[arg-type]
+    assert _price(session) == pytest.approx(usage_price)
+    assert report.outcome.answers["compiled"].asked == 30  # a call each, whether it was asked or known
+
+
+def test_what_parents_learned_from_is_in_their_children(tmp_path: Path) -> None:
+    first = compiled(tmp_path, optimizer="calibrate", out=tmp_path / "first")
+    (tmp_path / "jury.yaml").write_text(f"jury: {{members: [{first.artifact}, {first.artifact}]}}\n")
+    rows = [json.loads(line) for line in (tmp_path / "labels.jsonl").read_text().splitlines()]
+    (tmp_path / "others.jsonl").write_text("".join(json.dumps({**row, "rater": "x" + row["rater"]}) + "\n" for row in rows))
+    for at, judge in enumerate((str(first.artifact), str(tmp_path / "jury.yaml"))):
+        child = assay.compile_judge(
+            judge, labels=str(tmp_path / "others.jsonl"), lm=scripted_lm(leaning, logprobs=True), optimizer="calibrate",
+            sizes={"train": 36, "val": 30, "gate": 30, "test": 30}, store=tmp_path / ".assay" / "a.db", out=tmp_path / f"child{at}",
+        )  # fmt: skip
+        found = forget_rater("r0", store=tmp_path / ".assay" / "a.db")["judges"]
+        assert str(child.artifact) in found
+        assert str(first.artifact) in found
+        with pytest.raises(ConfigError, match="was compiled with the salt 'assay'"):
+            assay.compile_judge(
+                judge, labels=str(tmp_path / "others.jsonl"), lm=scripted_lm(leaning, logprobs=True), salt="other", store=tmp_path / ".assay" / "a.db"
+            )
+
+
+def test_attacks_are_never_shown_as_examples(tmp_path: Path) -> None:
+    labels = labels_file(tmp_path / "noisy.jsonl", noise=0.5, raters=9)
+    report = compiled(tmp_path, labels=labels, negatives=20)
+    shown = [str(demo["output"]) for predictor in report.outcome.compiled.predictors() for demo in predictor.demos]
+    assert not any("correct accurate complete" in text or "Ignore all" in text or not text.strip('"') for text in shown)
+    with pytest.raises(ConfigError, match="have no order"):
+        compiled(tmp_path, scale_kind="nominal", negatives=4)
+
+
+def test_a_thin_split_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    class Lines(Progress):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    compiled(tmp_path, labels=labels_file(tmp_path / "few.jsonl", count=40), sizes={}, optimizer="calibrate", progress=Lines())
+    assert any("under 20 nothing can be claimed" in line for line in said)
+
+
+@pytest.mark.parametrize("optimizer", ["knn", "ensemble"])
+def test_what_makes_no_judge_is_refused_before_anything_is_spent(tmp_path: Path, optimizer: str) -> None:
+    asked: list[Any] = []
+    with pytest.raises(ConfigError, match="makes another program around the judge"):
+        compiled(tmp_path, lambda request: asked.append(request) or leaning(request), optimizer=optimizer)
+    assert asked == []
+
+
+def test_numbers_on_a_scale_may_be_written_as_numbers(tmp_path: Path) -> None:
+    (tmp_path / "j.yaml").write_text("text: How many stars?\nscale: [1, 2, 3]\nkind: numeric\nanchors: {1: bad, 3: good}\n")
+    judge = assay.load_judge(tmp_path / "j.yaml")
+    assert (judge.labels, judge.spec.anchors) == (("1", "2", "3"), {"1": "bad", "3": "good"})

@@ -281,3 +281,31 @@ def test_labels_live_in_postgresql_too(postgres_url: str) -> None:
         assert store.judges_of("abc") == ["/somewhere"]
         assert store.forget_rater("ann") == 1
         assert list(store.labels("q")) == []
+
+
+def test_a_judge_that_does_not_see_the_output_is_not_audited(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="but no item has 'question'"):
+        audit_judge(PointwiseJudge(GOOD.spec, shows=["question", "answer"]), **options(tmp_path))
+
+
+def test_a_judge_of_other_fields_is_labelled_and_compiled_by_those(tmp_path: Path) -> None:
+    judge = PointwiseJudge(GOOD.spec, shows=["question", "answer"])
+    with Store(tmp_path / ".assay" / "a.db") as store:
+        for at in range(120):
+            store.put_rollout(Rollout(task_id=str(at), status="done", inputs={"question": f"q{at}"}, prediction={"answer": f"a{at}"}))
+        store.flush()
+        _, waiting = to_label(judge, store, rater="me", limit=200)
+        assert {tuple(entry.shown) for entry in waiting} == {("question", "answer")}
+        for at, entry in enumerate(waiting):
+            store.put_label(question_key(judge), entry.item_id, "me", "yes" if at % 2 else "no", shown=entry.shown, rollout_id=entry.rollout_id)
+    report = assay.compile_judge(judge, labels="store", optimizer="calibrate", **options(tmp_path))
+    assert sum(report.sizes.values()) == 120
+
+
+def test_a_model_that_is_dead_is_an_error_and_rows_of_one_thing_are_one(tmp_path: Path) -> None:
+    rows = tmp_path / "d.jsonl"
+    rows.write_text("".join(json.dumps({"output": f"thing {at % 4}"}) + "\n" for at in range(12)))
+    found = score_rows(PointwiseJudge(GOOD.spec, shows=["output"]), data=str(rows), **options(tmp_path))
+    assert (found["rows"], found["n"], found["unscored"]) == (12, 4, 0)
+    with pytest.raises(ModelError, match="no verdict at all"):
+        score_rows(PointwiseJudge(GOOD.spec, shows=["output"]), data=str(rows), **options(tmp_path, lambda request: assay_error(), cache=False))

@@ -111,6 +111,8 @@ def make_items(
     """
     known = {label.casefold(): label for label in labels}
     judged = {*_JUDGED, *shows}
+    others = [name for name in shows if name not in _JUDGED]  # a judge that sees an output by another name
+    wanted = {"output", "output_a", *(others if not _JUDGED & set(shows) - {_TASK_INPUT} else ())}
     shown_of: dict[str, dict[str, Any]] = {}
     beside: dict[str, dict[str, Any]] = {}
     ratings: dict[str, dict[str, Rating]] = defaultdict(dict)
@@ -120,7 +122,7 @@ def make_items(
         rated += 1
         found = {(_TASK_INPUT if key == "input" else key): value for key, value in row.items() if key not in _FIELDS and not _absent(value)}
         shown = {key: value for key, value in found.items() if key in judged}
-        if not any(name in shown for name in ("output", "output_a", *shows)) or ("output_a" in shown) != ("output_b" in shown):
+        if not any(name in shown for name in wanted) or ("output_a" in shown) != ("output_b" in shown):
             raise DataError(
                 f"{where}: what is to be judged must stand in 'output', or in 'output_a' and 'output_b'; the row has {sorted(row)}. Rename a column: "
                 "--rename answer=output"
