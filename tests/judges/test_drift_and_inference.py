@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from assay.errors import DataError
 from assay.judges.drift import Anchor, AnchorSet, Cusum, compare, population_stability_index
@@ -141,3 +143,71 @@ def test_a_few_equal_labels_are_no_certainty_and_the_worked_example_holds() -> N
     found = corrected_mean([1.0] * 30, [0.5] * 30, [0.5] * 100)
     assert (found.mean, found.low, found.high) == (1.0, pytest.approx(0.9), pytest.approx(1.1))
     assert corrected_mean([1.0, 0.0] * 10, [1.0] * 20, [1.0] * 50).mean == 0.5
+
+
+# -- second implementations, written from the definitions and not from the code
+
+
+@given(st.lists(st.floats(0, 1), min_size=20, max_size=60), st.lists(st.floats(0, 1), min_size=20, max_size=60), st.integers(2, 8))
+def test_psi_against_a_second_implementation(before: list[float], after: list[float], bins: int) -> None:
+    ordered = sorted(before)
+
+    def quantile(share: float) -> float:
+        place = share * (len(ordered) - 1)
+        low = math.floor(place)
+        high = min(low + 1, len(ordered) - 1)
+        return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+    edges = sorted({quantile(k / bins) for k in range(1, bins)})
+
+    def shares(values: list[float]) -> list[float]:
+        counts = [0.5] * (len(edges) + 1)
+        for value in values:
+            counts[sum(edge <= value for edge in edges)] += 1
+        return [count / sum(counts) for count in counts]
+
+    known = sum((q - p) * math.log(q / p) for p, q in zip(shares(before), shares(after), strict=True))
+    found = population_stability_index(before, after, bins=bins)
+    # a value that stands on an edge by a rounding error may be counted on its other side
+    on_edge = any(0 < abs(value - edge) < 1e-9 for edge in edges for value in (*before, *after))
+    assert on_edge or found == pytest.approx(known, rel=1e-9, abs=1e-12)
+
+
+@given(st.lists(st.floats(-3, 3), min_size=1, max_size=40))
+def test_cusum_against_its_closed_form(values: list[float]) -> None:
+    """The recursion max(0, S + x - k) is the largest sum of a tail of x - k."""
+    chart = Cusum(sigma=0.5, slack=0.5, limit=1e9)
+    for value in values:
+        chart.update(value)
+    steps = [value / 0.5 for value in values]
+    tails = [sum(sign * x - 0.5 for x in steps[start:end]) for sign in (1, -1) for end in range(1, len(steps) + 1) for start in range(end)]
+    assert chart.peak == pytest.approx(max(0.0, *tails), abs=1e-9)
+
+
+def test_a_corrected_mean_has_the_least_variance_of_its_kind() -> None:
+    from scipy import optimize
+
+    rng = np.random.default_rng(3)
+    truth = rng.random(400)
+    judged = np.clip(truth + rng.normal(0, 0.2, 400), 0, 1)
+    people, beside, others = truth[:60], judged[:60], judged[60:]
+
+    def mean_at(weight: float, y: np.ndarray, f: np.ndarray, g: np.ndarray) -> float:
+        return float(weight * g.mean() + (y - weight * f).mean())
+
+    def variance(weight: float) -> float:
+        pooled = np.concatenate([beside, others]).var(ddof=1)
+        covariance = np.cov(people, beside)[0, 1]
+        return float(weight**2 * pooled / len(others) + (people.var(ddof=1) - 2 * weight * covariance + weight**2 * pooled) / len(people))
+
+    found = corrected_mean(people.tolist(), beside.tolist(), others.tolist())
+    best = optimize.minimize_scalar(variance, bounds=(0, 1), method="bounded", options={"xatol": 1e-10})
+    assert found.weight == pytest.approx(best.x, abs=1e-5)
+    assert found.mean == pytest.approx(mean_at(best.x, people, beside, others), abs=1e-6)
+    draws = []
+    for _ in range(4000):  # the bootstrap of the same estimate
+        rows, more = rng.integers(0, 60, 60), rng.integers(0, len(others), len(others))
+        draws.append(mean_at(found.weight, people[rows], beside[rows], others[more]))
+    low, high = np.percentile(draws, [2.5, 97.5])
+    reach = (found.high - found.low) / 2
+    assert reach == pytest.approx(max((high - low) / 2, 3 / 60), rel=0.1)

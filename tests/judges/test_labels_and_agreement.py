@@ -310,3 +310,32 @@ def test_alpha_is_krippendorffs_and_takes_disagreeing_raters_by_their_shares(kin
         reliability_data=np.stack([np.tile(steps[said], 2), np.concatenate([steps[truth], steps[other]])]), level_of_measurement=level
     )
     assert soft == pytest.approx(doubled, abs=0.005)  # they differ by the correction for few items
+
+
+def test_brier_and_the_ceiling_against_second_implementations() -> None:
+    from sklearn.metrics import brier_score_loss
+
+    rng = np.random.default_rng(2)
+    spec = JudgeSpec(text="?", scale=("no", "yes"))
+    said, truth = rng.random(80), rng.integers(0, 2, 80)
+    answers = Answers([spec.scale[int(p > 0.5)] for p in said], said.tolist(), [{"no": 1 - p, "yes": p} for p in said])
+    items = [Item(id=str(at), shown={}, ratings=(Rating(rater="r", label=spec.scale[label]),)) for at, label in enumerate(truth)]
+    found = agreement(answers, items, spec, intervals=False)
+    assert found.values["brier"] == pytest.approx(2 * brier_score_loss(truth, said))  # over both labels: twice that of one
+    rated = rng.integers(0, 2, (50, 3))
+    items = [
+        Item(id=str(at), shown={}, ratings=tuple(Rating(rater=f"r{k}", label=spec.scale[label]) for k, label in enumerate(row)))
+        for at, row in enumerate(rated)
+    ]
+    credit, table = [], np.zeros((2, 2))
+    for row in rated:  # each in turn against the other two, who may differ
+        for out in range(3):
+            others = [int(row[k]) for k in range(3) if k != out]
+            credit.append(others.count(row[out]) / 2 if others[0] != others[1] else float(others[0] == row[out]))
+            for other in others:
+                table[row[out], other] += 0.5
+    people = ceiling(items, spec)
+    assert people.values["accuracy"] == pytest.approx(np.mean(credit))
+    labels = [(a, b) for a in range(2) for b in range(2)]
+    kappa = cohen_kappa_score([a for a, _ in labels], [b for _, b in labels], sample_weight=[table[pair] for pair in labels])
+    assert people.values["kappa"] == pytest.approx(kappa)
