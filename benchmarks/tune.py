@@ -33,7 +33,7 @@ class Newest(assay.Agent):
         super().__init__(parameters, adapter)
         fields = {
             "entries": (str, dspy.InputField(desc="oldest first")),
-            "version": (str, dspy.OutputField(pattern=r"^[0-9][0-9A-Za-z.+~:-]{0,40}$")),
+            "version": (str, dspy.OutputField(pattern=r"^[0-9A-Za-z.+~:-]{1,40}$")),
         }
         self.read = dspy.Predict(dspy.Signature(fields, "Give the version of the last entry."))
 

@@ -1,6 +1,7 @@
-"""Verdicts a second: an assay judge, which reads one token's probabilities, against the same questions sent one by one
-through stock DSPy (`dspy.Predict`, its default adapter, the same llama.cpp server over HTTP), interleaved. And the share of
-repeated verdicts that the cache serves, and how fast.
+"""Verdicts a second: an assay judge, which reads one token's probabilities, against stock DSPy over the same llama.cpp server,
+one by one, interleaved. Twice: the same questions through `dspy.Predict` (its default adapter, the verdict written out and
+parsed), and the very messages that the judge sent through a stock `dspy.LM` that writes one token and has its alternatives.
+And the share of repeated verdicts that the cache serves, and how fast.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from assay.models.embedded import server_url
 from assay.optimizers import Session
 from assay.optimizers.judged import judge_items
 from assay.optimizers.judges import agreement_rubric
+from assay.testing import scripted_lm
 from assay.traces import Recorder, Store
 
 QUESTION = "Is the output a right answer to the task?"
@@ -30,6 +32,10 @@ parser.add_argument("--rounds", type=int, default=5)
 arguments = parser.parse_args()
 
 NAME = "embedded/smollm2-135m"
+plain = dspy.LM(
+    "openai/smollm2-135m", api_base=f"{server_url(NAME)}/v1", api_key="none", cache=False, temperature=0.0, max_tokens=1, logprobs=True,
+    top_logprobs=20,
+)  # fmt: skip
 stock = dspy.LM("openai/smollm2-135m", api_base=f"{server_url(NAME)}/v1", api_key="none", cache=False, temperature=0.0, max_tokens=300)
 ask = dspy.Predict(
     dspy.Signature(
@@ -63,8 +69,27 @@ def theirs(batch: list[Item]) -> int:
     return read
 
 
-seconds: dict[str, list[float]] = {"ours": [], "stock": []}
-read: dict[str, int] = {"ours": 0, "stock": 0}
+def written(batch: list[Item]) -> list[list[dict[str, str]]]:
+    """The messages that the judge would send for these items; a scripted model takes them, so that the server has not seen them."""
+    sent: list[list[dict[str, str]]] = []
+
+    def take(request: Any) -> dict[str, float]:
+        system = [{"role": "system", "content": str(request.system)}] if request.system else []
+        sent.append([*system, *({"role": message.role, "content": str(message.text)} for message in request.messages)])
+        return {"no": 0.5, "yes": 0.5}
+
+    with dspy.context(lm=scripted_lm(take, logprobs=True)):
+        for item in batch:
+            judge(**item.shown)
+    return sent
+
+
+def same_messages(sent: list[list[dict[str, str]]]) -> int:
+    return sum(bool(plain(messages=asked)) for asked in sent)
+
+
+seconds: dict[str, list[float]] = {"ours": [], "stock": [], "stock, same messages": []}
+read: dict[str, int] = dict.fromkeys(seconds, 0)
 with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "s.db") as store:
     recorder, meter = Recorder(store), Meter()
     lm = get_lm(NAME, cache=ResponseCache(Path(folder) / "c.db"), meter=meter, observers=[recorder.observe])
@@ -73,7 +98,9 @@ with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "s.db") as st
     theirs(items(10_000)[:2])
     for round_ in range(arguments.rounds):
         batch = items(round_)
+        others = written(items(100 + round_))
         sides: list[tuple[str, Any]] = [("ours", lambda b=batch: ours(b, session)), ("stock", lambda b=batch: theirs(b))]
+        sides.append(("stock, same messages", lambda sent=others: same_messages(sent)))
         for name, run in sides if round_ % 2 else sides[::-1]:
             clock = time.perf_counter()
             read[name] += run()
@@ -91,6 +118,7 @@ print(
         {
             "verdicts_per_second": rates,
             "ratio": rates["ours"] / rates["stock"],
+            "ratio_same_messages": rates["ours"] / rates["stock, same messages"],
             "verdicts_read": {name: count / (arguments.rounds * arguments.verdicts) for name, count in read.items()},
             "repeated": {"share_from_cache": served / repeated, "verdicts_per_second": repeated / again},
         }
