@@ -45,10 +45,14 @@ _FEWEST = 5  # verdicts under which no interval is claimed
 class _UseConfig(CommonConfig):
     judge: str
     data: str = ""
+    scale: Sequence[str] | None = None
 
 
-def _judge(judge: str | Judge) -> Judge:
-    built = load_judge(judge) if isinstance(judge, str) else judge
+def _judge(judge: str | Judge, scale: Sequence[str] | None = None) -> Judge:
+    """The judge; `scale` goes with one that is given as a sentence."""
+    if scale and not isinstance(judge, str):
+        raise ConfigError("scale goes with a judge that is given as a sentence; this one has its own")
+    built = load_judge(judge, **({"scale": tuple(scale)} if scale else {})) if isinstance(judge, str) else judge
     if not isinstance(built, Judge):
         raise ConfigError("a judge of lists grades whole groups; use it in a rubric with score_group")
     return built
@@ -58,7 +62,7 @@ def _judge(judge: str | Judge) -> Judge:
 def _at_work(
     kind: str, judge: str | Judge, lm: dspy.LM | None, progress: Progress, store: Any, resume: bool, data: str, options: Any
 ) -> Iterator[tuple[Judge, Session]]:
-    built, name = _judge(judge), judge if isinstance(judge, str) else judge.spec.text
+    built, name = _judge(judge, options.get("scale")), judge if isinstance(judge, str) else judge.spec.text
     config = _UseConfig(kind=f"judge {kind}", judge=name, data=data, **({"model": lm.model} if lm is not None else {}), **options)
     with (
         open_run(config, lm=lm, progress=progress, store=store, resume=resume) as run,
@@ -88,7 +92,7 @@ def audit_judge(
         raise ConfigError(f"pass_at={pass_at!r} must be between 0 and 1")
     if cases and labels:
         raise ConfigError("an audit takes its cases from --cases or from --labels, not from both")
-    built, shown = _judge(judge), progress or Progress()
+    built, shown = _judge(judge, options.get("scale")), progress or Progress()
     bases = load_bases(iter_rows(cases)) if cases else bases_of(rated_items(labels, built, {}, store), built.spec) if labels else BASES
     pack = audit_cases(built, bases, profile=profile or ("property" if built.spec.kind == "nominal" else "quality"))
     with _at_work("audit", judge, lm, shown, store, False, cases or labels or "", options) as (judge_, session):
@@ -119,7 +123,7 @@ def score_rows(
         out: a JSONL file for one line an item: what was shown, `verdict`, `value`, `confidence`, or `reason` where there is none.
     """
     rename: Mapping[str, str] = options.get("rename") or {}
-    built, shown = _judge(judge), progress or Progress()
+    built, shown = _judge(judge, options.get("scale")), progress or Progress()
     rows = [(where, renamed(row, rename, where) if rename else row) for where, row in iter_rows(data)]
     items = make_items(rows, labels=built.labels, spec=data, unrated=True, shows=built.shows)
     need_fields(built, items, optional=_OPTIONAL)
@@ -195,7 +199,7 @@ def replay_anchors(
     frozen = None if freeze else AnchorSet.load(path)
     if freeze and path.exists():
         raise ConfigError(f"{path} is there already; an anchor set is frozen once. Delete it, or name another file")
-    built = _judge(judge)
+    built = _judge(judge, options.get("scale"))
     if not built.spec.graded:
         raise ConfigError("drift is measured on values, and the words of this judge's scale have no grades")
     with _at_work("drift", judge, lm, shown, store, False, freeze or str(path), options) as (judge_, session):
@@ -221,14 +225,15 @@ class ToLabel:
 
 
 def to_label(
-    judge: str | AnyJudge, store: Store, *, rater: str, run_id: str | None = None, task_id: str | None = None, limit: int = 20, seed: int = 0
-) -> tuple[AnyJudge, list[ToLabel]]:
+    judge: str | AnyJudge, store: Store, *, rater: str, run_id: str | None = None, task_id: str | None = None, limit: int = 20, seed: int = 0,
+    scale: Sequence[str] | None = None,
+) -> tuple[AnyJudge, list[ToLabel]]:  # fmt: skip
     """What this person has not judged yet of the store's rollouts, as the judge would see it; mixed by the seed.
 
     Rollouts of the sealed test split, of judges, and without an answer are left out; a pairwise judge gets pairs of
     different outputs of one task.
     """
-    built = load_judge(judge) if isinstance(judge, str) else judge
+    built = load_judge(judge, **({"scale": tuple(scale)} if scale else {})) if isinstance(judge, str) else judge
     if isinstance(built, ListwiseJudge):
         raise ConfigError("a judge of lists has no labels of its own; label pairs, or single outputs")
     known = {row["item_id"] for row in store.labels(question_key(built)) if row["rater"] == rater}

@@ -8,9 +8,11 @@ from typing import Any
 
 import dspy
 import pytest
+from click.testing import CliRunner
 
 import assay
-from assay.errors import ConfigError, DataError, ModelError
+from assay.cli.main import group
+from assay.errors import ArtifactError, ConfigError, DataError, ModelError
 from assay.judges import PointwiseJudge
 from assay.optimizers import Progress
 from assay.rubrics import Criterion, JudgeSpec, Rubric
@@ -85,6 +87,10 @@ def test_a_judge_that_leans_is_set_right_by_calibration(tmp_path: Path) -> None:
     assert data["card"]["coverage"] == 1.0
     assert json.loads((report.artifact / "card.json").read_text())["objective"] == "weighted_kappa"
     assert (report.artifact / "card.png").read_bytes().startswith(b"\x89PNG")
+    shown = CliRunner().invoke(group, ["judge", "card", str(report.artifact)])
+    assert (shown.exit_code, "of what people reach" in shown.output, "weighted_kappa" in shown.output) == (0, True, True)
+    with pytest.raises(ArtifactError, match="has no card"):
+        CliRunner().invoke(group, ["judge", "card", str(tmp_path)], catch_exceptions=False, standalone_mode=False)
 
 
 def test_the_artifact_is_the_judge_that_was_measured(tmp_path: Path) -> None:

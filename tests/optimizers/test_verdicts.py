@@ -302,6 +302,16 @@ def test_a_judge_of_other_fields_is_labelled_and_compiled_by_those(tmp_path: Pat
     assert sum(report.sizes.values()) == 120
 
 
+def test_a_sentence_may_bring_its_scale(tmp_path: Path) -> None:
+    rows = tmp_path / "d.jsonl"
+    rows.write_text(json.dumps({"output": "thing"}) + "\n")
+    script: Any = lambda request: {"bad": 0.1, "fine": 0.2, "good": 0.7}  # noqa: E731
+    found = score_rows("How good is it, as a thing?", data=str(rows), scale=["bad", "fine", "good"], **options(tmp_path, script))
+    assert found["verdicts"] == {"bad": 0, "fine": 0, "good": 1}
+    with pytest.raises(ConfigError, match="scale goes with a judge that is given as a sentence"):
+        score_rows(GOOD, data=str(rows), scale=["bad", "good"], **options(tmp_path))
+
+
 def test_a_model_that_is_dead_is_an_error_and_rows_of_one_thing_are_one(tmp_path: Path) -> None:
     rows = tmp_path / "d.jsonl"
     rows.write_text("".join(json.dumps({"output": f"thing {at % 4}"}) + "\n" for at in range(12)))

@@ -1,5 +1,6 @@
 """`assay judge`: calibrate a judge against people's labels, and see how far it can be trusted."""
 
+from collections.abc import Collection
 from typing import Any
 
 import click
@@ -96,7 +97,7 @@ def _show(data: dict[str, Any]) -> None:
                     rich.print(f"{whose}{name} is undefined: {reason}", markup=False)
         gain, accuracy = data["test"]["gain"], data["test"]["accuracy_gain"]
         rich.print(f"gain in {data['objective']}: {_gain(gain)}; in accuracy: {_gain(accuracy)}", markup=False)
-        _show_card(rich, card, said=after["undefined"])
+        show_card(rich, card, said=after["undefined"])
     if data["gate"]:
         unproven = "no proof on gate that it agrees better: keep the baseline; the artifact holds the unproven judge"
         verdict = "the compiled judge replaces the baseline" if data["replaces"] else unproven
@@ -111,7 +112,22 @@ def _show(data: dict[str, Any]) -> None:
             rich.print(f"{key}: {data[key]}", markup=False, soft_wrap=True)
 
 
-def _show_card(rich: Any, card: dict[str, Any], *, said: Any) -> None:
+def show_agreement(rich: Any, card: dict[str, Any]) -> None:
+    """A card's agreement with people, beside that of people with each other."""
+    from rich.table import Table
+
+    found, people = card["agreement"], card["ceiling"]
+    table = Table(title=f"agreement with people, {found['n']} sealed items", title_justify="left")
+    for column in ("", "judge", "95 %", "people"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name in _MEASURES:
+        style = "bold" if name == card["objective"] else ""
+        table.add_row(name, _number(found[name]), _interval(found["intervals"].get(name)), _number(people[name]), style=style)
+    rich.print(table)
+
+
+def show_card(rich: Any, card: dict[str, Any], *, said: Collection[str] = ()) -> None:
+    """A card in words. `said`: measures whose being undefined was said already."""
     shown = [
         ("of what people reach", _percent(card["of_ceiling"])),
         ("coverage", _percent(card["coverage"])),

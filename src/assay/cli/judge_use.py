@@ -1,4 +1,4 @@
-"""`assay judge audit`, `score`, `drift`, `label`, `forget` and `lint`: judges at work."""
+"""`assay judge audit`, `score`, `card`, `drift`, `label`, `forget` and `lint`: judges at work."""
 
 import getpass
 import sys
@@ -33,6 +33,13 @@ def _model_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def _words(ctx: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    return tuple(word.strip() for word in value.split(",")) if value else None
+
+
+_scale = click.option("--scale", callback=_words, help="Words of a judge that is given as a sentence, worst to best; no,yes by default.")
+
+
 def _rich() -> Any:
     from rich.console import Console as Rich
 
@@ -49,6 +56,7 @@ def _spent(data: dict[str, Any]) -> str:
 @click.option("--labels", metavar="D", help="Ratings instead, whose best and worst outputs are taken; 'store' for those of the store.")
 @click.option("--profile", type=click.Choice(["quality", "property"]), help="Whether the scale says how good an output is, or what it is like.")
 @click.option("--pass-at", type=click.FloatRange(0, 1), default=0.8, show_default=True, help="Share of an attack's cases that must come out right.")
+@_scale
 @_no_cache
 @_model_options
 def audit_command(judge: str, **values: Any) -> None:
@@ -93,6 +101,7 @@ def _show_audit(data: dict[str, Any]) -> None:
 @click.option("--out", metavar="FILE", help="A .jsonl file for one verdict an item.")
 @click.option("--rename", multiple=True, metavar="COLUMN=NAME", help="Rename a column of the data.")
 @click.option("--resume", is_flag=True, help="Go on with this job's unfinished run.")
+@_scale
 @_no_cache
 @_model_options
 def score_command(judge: str, **values: Any) -> None:
@@ -127,10 +136,33 @@ def score_command(judge: str, **values: Any) -> None:
     rich.print(_spent(data), markup=False)
 
 
+@click.command("card")
+@click.argument("judge")
+@json_option()
+def card_command(judge: str, as_json: bool) -> None:
+    """Show the reliability card that lies beside a compiled JUDGE."""
+    import json
+    from pathlib import Path
+
+    from assay.cli.judge import show_agreement, show_card
+    from assay.errors import ArtifactError
+
+    path = Path(judge) / "card.json"
+    if not path.is_file():
+        raise ArtifactError(f"{judge} has no card: it is no folder that assay judge compile wrote, or its run was stopped before the sealed test")
+    card = json.loads(path.read_text("utf-8"))
+    if as_json:
+        print_json(card)
+    else:
+        show_agreement(_rich(), card)
+        show_card(_rich(), card)
+
+
 @click.command("drift")
 @click.argument("judge")
 @click.option("--anchors", metavar="FILE", help="The frozen set, a .json file; by default the one beside a compiled judge.")
 @click.option("--freeze", metavar="D", help="Freeze what JUDGE says of these rows into FILE.")
+@_scale
 @_model_options
 def drift_command(judge: str, **values: Any) -> None:
     """Replay a frozen set of verdicts on JUDGE, and raise an alarm that names what changed. Exit code 1 on an alarm."""
@@ -170,6 +202,7 @@ def _show_drift(data: dict[str, Any]) -> None:
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Most outputs to ask about.")
 @click.option("--rationale", is_flag=True, help="Ask for a reason as well; optimizers that reflect read it.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the order.")
+@_scale
 @_store
 @json_option("What was labelled as one JSON object on standard output; the questions go to standard error.")
 def label_command(judge: str, rater: str | None, limit: int, rationale: bool, store: str | None, as_json: bool, **where: Any) -> None:
@@ -287,4 +320,4 @@ def lint_command(rubric: str, as_json: bool) -> None:
         click.get_current_context().exit(1)
 
 
-COMMANDS = (audit_command, score_command, drift_command, label_command, forget_command, lint_command)
+COMMANDS = (audit_command, score_command, card_command, drift_command, label_command, forget_command, lint_command)

@@ -89,7 +89,7 @@ def _alarms(card: dict[str, Any]) -> list[str]:
     retest, flips, error = card["test_retest"], card["position_flip_rate"], card["calibration_error"]
     rules = [
         (sum(rows) == 1 and found["n"] >= _FEW, "gives one verdict to everything"),
-        (value is None, f"{objective} is undefined: {found['undefined'].get(objective)}"),
+        (value is None, f"cannot be held against people: {objective} is undefined: {found['undefined'].get(objective)}"),
         (chance, f"agrees with people no better than chance: {objective} {_short(value)}, 95 % from {_short(interval and interval[0])}"),
         (card["coverage"] < 0.95, f"gives no verdict on {1 - card['coverage']:.0%} of the items"),
         (retest is not None and retest < 0.9, f"says the same when asked again only in {retest or 0:.0%}"),
@@ -250,7 +250,7 @@ def draw_card(card: dict[str, Any], path: Path) -> Path:
     middle.plot([0, 1], [0, 1], color="0.7", linestyle="--")
     for point in card["reliability"]:
         middle.scatter(point["confidence"], point["share"], s=20 + 3 * point["n"], color="tab:blue")
-    middle.set(xlim=(0, 1), ylim=(0, 1), xlabel="confidence of the verdict", ylabel="share of people who agree")
+    middle.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03), xlabel="confidence of the verdict", ylabel="share of people who agree")
     shown = (
         "no probabilities" if card["calibration_error"] is None else f"calibration error {card['calibration_error']:.3f}, Brier {card['brier']:.3f}"
     )
@@ -263,6 +263,7 @@ def draw_card(card: dict[str, Any], path: Path) -> Path:
     right.set_yticks(range(len(labels)), labels)
     right.set(xlabel="people", ylabel="judge")
     right.set_title("confusion (items)", fontsize=10)
+    figure.suptitle(f"reliability on {card['agreement']['n']} sealed items", fontsize=11)
     figure.savefig(path, dpi=120)
     return path
 
@@ -272,7 +273,7 @@ def _draw_agreement(axes: Any, card: dict[str, Any]) -> None:
     names = [name for name in ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman") if found[name] is not None]
     for at, name in enumerate(names):
         interval = found["intervals"].get(name)
-        axes.plot(found[name], at, "o", color="tab:blue", label="judge, 95 %" if not at else None)
+        axes.plot(found[name], at, "o", color="tab:blue", label=("judge, 95 %" if any(found["intervals"].values()) else "judge") if not at else None)
         if interval:
             axes.plot(interval, [at, at], color="tab:blue")
         if people[name] is not None:
