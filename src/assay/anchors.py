@@ -11,8 +11,7 @@ import numpy as np
 
 from assay import __version__
 from assay.datasets.tasks import content_hash
-from assay.deployment.artifact import is_artifact
-from assay.jobs import load_judge
+from assay.jobs import compiled_parts, load_judge
 from assay.judges import Item, Judge
 from assay.judges.agreement import Answers
 from assay.judges.drift import Anchor, AnchorSet, compare
@@ -103,8 +102,8 @@ def replay_of_rubric(rubric: Rubric, session: Session) -> list[str]:
     """The alarms of all compiled judges that a rubric uses, under the model that judges for it."""
     alarms: list[str] = []
     uses: Mapping[str, None] = dict.fromkeys(c.judge.use for c in rubric.criteria if c.judge is not None and c.judge.use)
-    for source in uses:
-        judge = load_judge(source) if is_artifact(source) else None
+    for source in dict.fromkeys(part for use in uses for part in compiled_parts(use)):
+        judge = load_judge(source)
         if isinstance(judge, Judge):
             own = replace(session, lm=session.judge_lm or session.lm, rubric=agreement_rubric(judge.spec))
             alarms += replay_changed(source, judge, own)

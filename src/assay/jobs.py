@@ -22,7 +22,7 @@ from assay.deployment import Artifact, load_artifact
 from assay.deployment.artifact import is_artifact
 from assay.errors import BudgetExceeded, Cancelled, ConfigError
 from assay.judges import Judge, resolver
-from assay.judges.loading import AnyJudge
+from assay.judges.loading import AnyJudge, members_of
 from assay.judges.loading import load_judge as read_judge
 from assay.models import Caps, LanguageModel, Meter, ResponseCache, get_lm, with_recording
 from assay.optimizers import Progress, Session, Student
@@ -39,6 +39,7 @@ __all__ = [
     "Job",
     "Run",
     "RunConfig",
+    "compiled_parts",
     "home_of",
     "load_judge",
     "load_rubric",
@@ -134,6 +135,16 @@ def load_judge(source: str | Path, **spec: Any) -> AnyJudge:
     if not isinstance(program, Judge):
         raise ConfigError(f"{source} is an artifact of {type(program).__name__}, not of a judge")
     return program
+
+
+def compiled_parts(judge: str) -> list[str]:
+    """The compiled judges that a judge is made of: itself, or the members of a jury or cascade, and theirs."""
+    if is_artifact(judge):
+        return [judge]
+    path = Path(judge)
+    if path.suffix.lower() not in (".yaml", ".yml") or not path.is_file():
+        return []
+    return [part for member in members_of(path) for part in compiled_parts(member)]
 
 
 @dataclass

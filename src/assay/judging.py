@@ -15,16 +15,15 @@ from assay.anchors import ANCHORS, freeze
 from assay.datasets import SPLITS
 from assay.datasets.tasks import content_hash
 from assay.deployment import load_artifact, save_artifact
-from assay.deployment.artifact import is_artifact
 from assay.errors import BudgetExceeded, ConfigError, DataError, MissingExtra
-from assay.jobs import CommonConfig, Run, home_of, load_judge, open_run
+from assay.jobs import CommonConfig, Run, compiled_parts, home_of, load_judge, open_run
 from assay.judges import Cascade, Judge, Jury, PointwiseJudge, load_labels, split_items
 from assay.judges.agreement import Answers
 from assay.judges.audit import negatives, padded
 from assay.judges.card import draw_card, reliability_card
 from assay.judges.drift import AnchorSet
 from assay.judges.labels import Item, LabelSplits, make_items, rater_digest
-from assay.judges.loading import AnyJudge, members_of
+from assay.judges.loading import AnyJudge
 from assay.models import Meter, sample_scope
 from assay.optimizers import Progress, Session
 from assay.optimizers.judged import judge_items
@@ -133,7 +132,7 @@ def compile_judge(
     config = JudgeRunConfig(judge=name, labels=labels, **({"model": lm.model} if lm is not None else {}), **options)
     settings = JudgeConfig(optimizer=config.optimizer, objective=config.objective, demos=config.demos)
     built, shown = _built(judge, config), progress or Progress()
-    parents = _parents(judge) if isinstance(judge, str) else []
+    parents = compiled_parts(judge) if isinstance(judge, str) else []
     for parent in parents:
         if (salt := load_artifact(parent).manifest["labels"]["salt"]) != config.salt:
             raise ConfigError(f"{parent} was compiled with the salt {salt!r}: what it learned from would fall into the new test split. Use that salt")
@@ -288,16 +287,6 @@ def _anchors(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> An
         with sample_scope(1):
             again = judge_items(outcome.compiled, items[:_RETEST], session, name="anchors: once more", split="val")
     return freeze(outcome.compiled, items, first.answers, again.answers, session)
-
-
-def _parents(judge: str) -> list[str]:
-    """The compiled judges that a judge is made of: itself, or the members of a jury or cascade, and theirs."""
-    if is_artifact(judge):
-        return [judge]
-    path = Path(judge)
-    if path.suffix not in (".yaml", ".yml") or not path.is_file():
-        return []
-    return [found for member in members_of(path) for found in _parents(member)]
 
 
 def _save(report: JudgeReport, splits: LabelSplits, run: Run, parents: Sequence[str], folder: Path) -> None:

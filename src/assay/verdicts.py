@@ -48,11 +48,13 @@ class _UseConfig(CommonConfig):
     scale: Sequence[str] | None = None
 
 
-def _judge(judge: str | Judge, scale: Sequence[str] | None = None) -> Judge:
-    """The judge; `scale` goes with one that is given as a sentence."""
+def _judge(judge: str | AnyJudge, scale: Sequence[str] | None = None, *, lists: bool = False) -> Judge:
+    """The judge; `scale` goes with one that is given as a sentence; with `lists` a judge of lists is asked about lists of two."""
     if scale and not isinstance(judge, str):
         raise ConfigError("scale goes with a judge that is given as a sentence; this one has its own")
     built = load_judge(judge, **({"scale": tuple(scale)} if scale else {})) if isinstance(judge, str) else judge
+    if lists and isinstance(built, ListwiseJudge):
+        return built.as_pairs()
     if not isinstance(built, Judge):
         raise ConfigError("a judge of lists grades whole groups; use it in a rubric with score_group")
     return built
@@ -60,9 +62,9 @@ def _judge(judge: str | Judge, scale: Sequence[str] | None = None) -> Judge:
 
 @contextmanager
 def _at_work(
-    kind: str, judge: str | Judge, lm: dspy.LM | None, progress: Progress, store: Any, resume: bool, data: str, options: Any
+    kind: str, judge: str | AnyJudge, lm: dspy.LM | None, progress: Progress, store: Any, resume: bool, data: str, options: Any
 ) -> Iterator[tuple[Judge, Session]]:
-    built, name = _judge(judge, options.get("scale")), judge if isinstance(judge, str) else judge.spec.text
+    built, name = _judge(judge, options.get("scale"), lists=kind == "audit"), judge if isinstance(judge, str) else judge.spec.text
     config = _UseConfig(kind=f"judge {kind}", judge=name, data=data, **({"model": lm.model} if lm is not None else {}), **options)
     with (
         open_run(config, lm=lm, progress=progress, store=store, resume=resume) as run,
@@ -73,7 +75,7 @@ def _at_work(
 
 
 def audit_judge(
-    judge: str | Judge, *, cases: str | None = None, labels: str | None = None, profile: str | None = None, pass_at: float = PASS_AT,
+    judge: str | AnyJudge, *, cases: str | None = None, labels: str | None = None, profile: str | None = None, pass_at: float = PASS_AT,
     lm: dspy.LM | None = None, store: str | Path | None = None, progress: Progress | None = None, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Tries the ways judges are known to fail, and says which of them this judge withstands.
@@ -92,7 +94,7 @@ def audit_judge(
         raise ConfigError(f"pass_at={pass_at!r} must be between 0 and 1")
     if cases and labels:
         raise ConfigError("an audit takes its cases from --cases or from --labels, not from both")
-    built, shown = _judge(judge, options.get("scale")), progress or Progress()
+    built, shown = _judge(judge, options.get("scale"), lists=True), progress or Progress()
     bases = load_bases(iter_rows(cases)) if cases else bases_of(rated_items(labels, built, {}, store), built.spec) if labels else BASES
     pack = audit_cases(built, bases, profile=profile or ("property" if built.spec.kind == "nominal" else "quality"))
     with _at_work("audit", judge, lm, shown, store, False, cases or labels or "", options) as (judge_, session):

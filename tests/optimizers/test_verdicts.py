@@ -1,6 +1,7 @@
 """Judges at work: audits, scores corrected by people, anchors, and people's labels in the store."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 import assay
 from assay.errors import BudgetExceeded, ConfigError, DataError, ModelError
-from assay.judges import Judge, PairwiseJudge, PointwiseJudge
+from assay.judges import Judge, ListwiseJudge, PairwiseJudge, PointwiseJudge
 from assay.judges.audit import BASES
 from assay.judging import question_key
 from assay.testing import scripted_lm
@@ -281,6 +282,24 @@ def test_labels_live_in_postgresql_too(postgres_url: str) -> None:
         assert store.judges_of("abc") == ["/somewhere"]
         assert store.forget_rater("ann") == 1
         assert list(store.labels("q")) == []
+
+
+def test_a_judge_of_lists_is_audited_by_lists_of_two(tmp_path: Path) -> None:
+    judge = ListwiseJudge({"text": "Is it a right answer?", "scale": ["no", "yes"]}, orders=2)
+    good, bad = ([str(getattr(base, side)["output"]) for base in BASES] for side in ("good", "bad"))
+
+    def knowing(request: Any) -> dict[str, float]:
+        """The letter of the right answer, where one is right and nothing was added to it."""
+        found = re.finditer(r'\b([A-T]): ("(?:[^"\\]|\\.)*")', request.messages[-1].text or "")
+        lines = {match[1]: json.loads(match[2]) for match in found}
+        worth = {letter: 3.0 if text in good else 2.0 if any(text == b for b in bad) else 1.0 for letter, text in lines.items()}
+        return {letter: value / sum(worth.values()) for letter, value in worth.items()}
+
+    found = audit_judge(judge, **options(tmp_path, knowing))
+    assert found["attacks"]["tells good from bad"]["share"] == 1.0
+    assert found["attacks"]["keyword stuffing"]["passed"]
+    blind = audit_judge(judge, **options(tmp_path, lambda request: {"A": 0.9, "B": 0.1}, cache=False))
+    assert not blind["passed"]
 
 
 def test_a_judge_that_does_not_see_the_output_is_not_audited(tmp_path: Path) -> None:

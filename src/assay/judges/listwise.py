@@ -13,6 +13,7 @@ from dspy.utils.exceptions import AdapterParseError, LMError
 
 from assay.errors import ConfigError
 from assay.judges.base import make_spec
+from assay.judges.pairwise import PairwiseJudge
 from assay.judges.ranking import win_rates
 from assay.judges.reading import GUARD, READINGS, VerdictAdapter, fence, reads_probabilities
 from assay.models import sibling
@@ -110,6 +111,10 @@ class ListwiseJudge(dspy.Module):  # type: ignore[misc]
             means = dict(zip(means, win_rates(list(means.values())), strict=True))
         return dspy.Prediction(grades=means, ranking=sorted(means, key=lambda key: -means[key]))
 
+    def as_pairs(self) -> "PairwiseJudge":
+        """A judge of pairs that asks this one about lists of two: what is tried on pairs can be tried on it."""
+        return _ListOfTwo(self)
+
     def _picked(self, given: Mapping[str, str], shown: Mapping[str, Key]) -> dict[Key, float]:
         """Log-odds of each output against the mean of all, by the probability of its letter."""
         with dspy.context(adapter=VerdictAdapter({letter: letter for letter in shown})):
@@ -130,3 +135,19 @@ class ListwiseJudge(dspy.Module):  # type: ignore[misc]
             for name, answer in zip(named, answers, strict=True)
             if name in shown and named.count(name) == 1 and answer.grade in self.spec.scale
         }
+
+
+class _ListOfTwo(PairwiseJudge):
+    """See `ListwiseJudge.as_pairs`. The output with the higher grade wins; equal grades are a tie."""
+
+    def __init__(self, judge: ListwiseJudge) -> None:
+        super().__init__(judge.spec.text, model=judge.model)
+        self.of_lists = judge
+
+    def read_once(self, given: Mapping[str, Any]) -> tuple[dict[str, float] | None, str | None]:
+        first, tie, second = self.labels
+        outputs = {first: given["output_a"], second: given["output_b"]}
+        grades = self.of_lists(task_input=given.get("task_input", ""), outputs=outputs).grades
+        if set(grades) != set(outputs):
+            raise NoGrade("the judge graded only one of two outputs")
+        return None, tie if grades[first] == grades[second] else max(grades, key=grades.__getitem__)

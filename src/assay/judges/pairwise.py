@@ -51,7 +51,11 @@ class PairwiseJudge(PointwiseJudge):
 
     def read(self, given: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
         swapped = {**given, "output_a": given["output_b"], "output_b": given["output_a"]}
-        return {"given": self._mass(*super().read(given)), "swapped": self._mass(*super().read(swapped))}, None
+        return {"given": self._mass(*self.read_once(given)), "swapped": self._mass(*self.read_once(swapped))}, None
+
+    def read_once(self, given: Mapping[str, Any]) -> tuple[Reading | None, str | None]:
+        """One order, as a judge of anything reads it."""
+        return super().read(given)
 
     def _mass(self, probabilities: Reading | None, verdict: str | None) -> Reading:
         """A written verdict as a reading: all its mass on one word, so that both orders are kept."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import dspy
 
+from assay.anchors import replay_of_rubric
 from assay.deployment import save_artifact
 from assay.deployment.artifact import check_place, is_artifact
 from assay.errors import BudgetExceeded, ConfigError, MissingExtra
@@ -86,13 +87,14 @@ def _tuned(job: Job, config: TuneConfig, shown: Progress, store: str | Path | No
     for split in ("train", "val"):
         job.session.know(getattr(job.splits, split), split)
     default = Point(space.programs[0], dict(job.student.settings["parameters"]))
+    alarms = replay_of_rubric(job.session.rubric, job.session)
     with job.session.phase("search"):
         if config.method == "policy":
             outcome, stopped = _by_policy(job, arena, space, default, config, shown), None
         else:
             outcome, stopped = _by_optuna(job, arena, space, default, config, shown, store, resume)
     tuned = arena.student(outcome.best.point)
-    report = TuneReport(Path(), config, outcome, dict(tuned.settings["parameters"]), job.session.meter, stopped=stopped)
+    report = TuneReport(Path(), config, outcome, dict(tuned.settings["parameters"]), job.session.meter, stopped=stopped, notes=alarms)
     try:
         _decide(report, job, tuned)
     except BudgetExceeded as cap:

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 __all__ = ["worse_on_the_same_tasks"]
 
-_P = 0.1  # one-sided p of being worse than the best, under which a trial stops
+_P = 0.2  # one-sided p of being worse than the best, under which a trial stops
 _FEWEST = 5  # pairs
 _SLOW = range(8, 14)  # pairs for which scipy's exact test with ties takes up to seconds (2^n evaluations); it is fast for fewer and for more
 
