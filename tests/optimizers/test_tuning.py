@@ -194,6 +194,8 @@ def test_a_search_finds_what_is_good_and_stops_what_is_losing() -> None:
     assert len(found.trials) == 30
     assert found.task_runs == agent.executed
     assert found.saved > 0.2
+    with pytest.raises(ConfigError, match="prune_at=0 must be above 0"):
+        searched(prune_at=0)
     assert {trial.state for trial in found.trials} == {"complete", "pruned"}
 
 

@@ -19,6 +19,7 @@ __all__ = ["command"]
 @click.option("--trials", type=click.IntRange(1), default=60, show_default=True, help="Finished trials the study shall have.")
 @click.option("--sampler", default="tpe", show_default=True, help="tpe, gp, cmaes, nsga2, random or grid.")
 @click.option("--pruner", default="auto", show_default=True, help="wilcoxon, hyperband, none, or auto: wilcoxon where there is one objective.")
+@click.option("--prune-at", type=float, default=0.1, show_default=True, help="p of being worse under which a trial stops.")
 @click.option("--objective", default="score", show_default=True, help="Of score, tokens, latency and cost, with commas: several give a Pareto front.")
 @click.option("--range", "ranges", multiple=True, metavar="NAME=LOW:HIGH", help="Search this parameter, here; without any all are searched, whole.")
 @click.option("--also", multiple=True, metavar="ARTIFACT", help="Another compiled artifact of this program, to be tried with its prompts.")

@@ -38,6 +38,7 @@ class TuneConfig(RunConfig):
     objectives: Sequence[str] = ("score",)
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     also: Sequence[str] = ()
+    prune_at: float = 0.1
     block: int = 5
     samples: int = 1
     budget: Mapping[str, float] = field(default_factory=dict)
@@ -78,6 +79,7 @@ class TuneConfig(RunConfig):
     def search(self) -> SearchConfig:
         return SearchConfig(
             trials=self.trials, sampler=self.sampler, pruner=self.pruner, objectives=tuple(self.objectives), block=self.block, seed=self.seed,
+            prune_at=self.prune_at,
             budget=Budget(**self.budget),
         )  # fmt: skip
 

@@ -8,13 +8,15 @@ if TYPE_CHECKING:
 
 __all__ = ["worse_on_the_same_tasks"]
 
-_P = 0.2  # one-sided p of being worse than the best, under which a trial stops
 _FEWEST = 5  # pairs
 _SLOW = range(8, 14)  # pairs for which scipy's exact test with ties takes up to seconds (2^n evaluations); it is fast for fewer and for more
 
 
-def worse_on_the_same_tasks(study: "optuna.Study", values: Mapping[str, float | None], best: Mapping[str, float]) -> bool:
+def worse_on_the_same_tasks(study: "optuna.Study", values: Mapping[str, float | None], best: Mapping[str, float], *, p: float) -> bool:
     """Whether a trial with these values by task is losing against the best.
+
+    Args:
+        p: one-sided p of being worse than the best, under which it is.
 
     The values stay out of the study's storage, where each would be a transaction: Optuna's pruner sees both trials in a
     study of their own.
@@ -29,4 +31,4 @@ def worse_on_the_same_tasks(study: "optuna.Study", values: Mapping[str, float | 
     leader = create_trial(value=sum(best.values()) / len(best), intermediate_values=dict(enumerate(against for _, against in pairs)))
     both.add_trial(leader)
     trial = create_trial(state=TrialState.RUNNING, intermediate_values=dict(enumerate(value for value, _ in pairs)))
-    return optuna.pruners.WilcoxonPruner(p_threshold=_P).prune(both, trial)
+    return optuna.pruners.WilcoxonPruner(p_threshold=p).prune(both, trial)

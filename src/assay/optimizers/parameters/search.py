@@ -179,7 +179,7 @@ class _Objective:
     def _losing(self, trial: Any, step: int, runs: Sequence[TaskRun], best: Mapping[str, float]) -> bool:
         first = self.config.objectives[0]
         if self.config.prunes == "wilcoxon":
-            return worse_on_the_same_tasks(trial.study, _by_task(runs, first), best)
+            return worse_on_the_same_tasks(trial.study, _by_task(runs, first), best, p=self.config.prune_at)
         value = _values(runs, self.config.objectives)[first]
         if self.config.prunes == "none" or value is None:
             return False
