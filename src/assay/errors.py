@@ -77,6 +77,10 @@ class MissingExtra(AssayError, ImportError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package!r} is not installed. Install it with: pip install 'assay[{extra}]'")
+        self._of = (package, extra)
+
+    def __reduce__(self) -> tuple[type["MissingExtra"], tuple[str, str]]:
+        return MissingExtra, self._of  # it may come from another host
 
 
 class StopRun(BaseException):

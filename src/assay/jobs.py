@@ -74,6 +74,8 @@ class CommonConfig:
     cache: bool = True
 
     def __post_init__(self) -> None:
+        if self.seed < 0:
+            raise ConfigError(f"seed={self.seed!r} must be at least 0")
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads={self.threads!r} must be at least 1")
         if small := {name: size for name, size in self.sizes.items() if size < 1}:
@@ -204,7 +206,9 @@ def open_job(
             seed=config.seed, threads=run.threads, progress=progress, prompt_lm=run.reflection, judge_lm=judge,
         )  # fmt: skip
         if config.executor == "ray":
-            session.executor = RayExecutor(functools.partial(_session_on_a_host, config, checked, name), threads=run.threads)
+            checks = [c.check for c in checked.criteria if c.check]
+            made = functools.partial(_session_on_a_host, config, checked, name)
+            session.executor = RayExecutor(made, threads=run.threads, carried=checks)
             closing.callback(session.executor.close)
         settings = artifact.settings if artifact else {"adapter": None, "parameters": {}}
         student = Student(known, session, adapter=config.adapter or settings["adapter"])

@@ -20,7 +20,7 @@ from assay.traces import Rollout, Store, Transition, Verdict
 
 ray = pytest.importorskip("ray")
 
-RUBRIC = "name: said\ncriteria:\n- {name: something, check: assay.rubrics.checks:numeric, with: {field: answer}}\n- {name: polite, judge: 'Is the output polite?', weight: 0.5}\n"
+RUBRIC = "name: said\ncriteria:\n- {name: something, check: assay.rubrics.checks:numeric, with: {field: answer}}\n- {name: mine, check: 'check.py:short', weight: 0.1}\n- {name: polite, judge: 'Is the output polite?', weight: 0.5}\n"
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +38,7 @@ def cluster() -> Iterator[Any]:
 @pytest.fixture
 def here(tmp_path: Path) -> dict[str, Any]:
     (tmp_path / "r.yaml").write_text(RUBRIC)
+    (tmp_path / "check.py").write_text("def short(task, prediction, rollout):\n    return len(prediction['answer']) < 3\n")
     rows = [{"id": str(at), "question": f"What is {at} + 1?", "answer": str(at + 1)} for at in range(40)]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {"rubric": str(tmp_path / "r.yaml"), "data": str(tmp_path / "d.jsonl"), "store": tmp_path / "t.db", "parameters": {"temperature": 0.1}}

@@ -2,10 +2,12 @@
 
 import json
 import math
+import pickle
 import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +15,16 @@ import dspy
 import pytest
 
 import assay
-from assay.errors import BudgetExceeded, Cancelled, ConfigError, ModelError, ParameterError, ProgramError, StoreError
+from assay.errors import BudgetExceeded, Cancelled, ConfigError, MissingExtra, ModelError, ParameterError, ProgramError, StoreError
 from assay.optimizers.metrics import AgentEvaluator, AgentMetrics, Budget, TaskRun, before_and_after, measure, run_of
 from assay.optimizers.parameters import AgentArena, Point, SearchConfig, Space, open_study, search
 from assay.optimizers.parameters.page import importance, write_page
+from assay.optimizers.parameters.search import put_back_all
 from assay.programs import RANGES, Agent
 from assay.rubrics import JudgeSpec
 from assay.testing import scripted_lm
 from assay.traces import Rollout, ToolCall, Transition
+from assay.tuning import TuneConfig
 
 ALL = Space(programs=["agent"], acting={"agent": list(RANGES)})
 
@@ -536,3 +540,102 @@ def test_the_command_tunes_with_several_workers_stops_at_a_kill_and_goes_on(embe
     assert data["test"]["default"]["n"] == data["test"]["tuned"]["n"] == 5
     shown = subprocess.run([*command[:3], "run", data["artifact"], "question=What is 17 + 25?"], **common)
     assert shown.returncode == 0, shown.stderr
+
+
+def test_a_study_that_assay_did_not_begin_is_left_alone(tmp_path: Path) -> None:
+    import optuna
+
+    url = f"sqlite:///{tmp_path / 's.db'}"
+    other = optuna.create_study(storage=url, study_name="s", direction="minimize")
+    other.optimize(lambda trial: trial.suggest_float("lr", 0, 1), n_trials=3)
+    with pytest.raises(ConfigError, match="was not begun by assay"):
+        open_study("s", url, TWO, SearchConfig())
+    optuna.create_study(storage=url, study_name="empty", direction="minimize")
+    with pytest.raises(ConfigError, match="was not begun by assay"):
+        open_study("empty", url, TWO, SearchConfig())
+
+
+def test_what_a_dead_process_had_at_work_is_put_back_and_old_cuts_do_not_end_a_search(tmp_path: Path) -> None:
+    url, config = f"sqlite:///{tmp_path / 's.db'}", SearchConfig(trials=4)
+    study = open_study("s", url, TWO, config)
+    study.enqueue_trial({"temperature": 1.5, "max_steps": 30}, user_attrs={"default": True})
+    for _ in range(8):  # more cuts than trials
+        TWO.suggest(study.ask())
+        put_back_all(study)
+    found = searched(url=url, trials=4)
+    assert sum(trial.state in ("complete", "pruned") for trial in found.trials) == 4
+    assert found.default.point.parameters == {"temperature": 1.5, "max_steps": 30}
+    assert found.default.state == "complete"
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"ranges": {"max_steps": (1, math.inf)}}, ParameterError, "finite numbers"),
+        ({"ranges": {"max_steps": (math.nan, 3)}}, ParameterError, "finite numbers"),
+        ({"seed": -1}, ConfigError, "seed=-1 must be at least 0"),
+        ({"storage": "://x"}, ConfigError, "is no database URL"),
+        ({"method": "policy", "learning_rate": math.nan}, ConfigError, "must be a finite number"),
+        ({"method": "policy", "tasks_per_episode": 0}, ConfigError, "tasks_per_episode=0"),
+        ({"method": "policy", "sampler": "random"}, ConfigError, "samples and prunes nothing"),
+    ],
+)
+def test_wrong_settings_of_a_search_are_refused(tmp_path: Path, options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        tuned(tmp_path, **options)
+
+
+def test_the_workers_parts_of_a_cap_add_up() -> None:
+    config = TuneConfig(program="p", rubric="r", data="d", workers=8, max_calls=13, max_cost_usd=4.0)
+    parts = [replace(config, worker=worker).of_one_worker() for worker in range(8)]
+    assert sum(part.max_calls for part in parts) == 13
+    assert sum(part.max_cost_usd for part in parts) == 4.0
+    assert replace(config, max_calls=0).of_one_worker().max_calls == 0
+
+
+def test_what_cannot_be_written_or_shown_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    asked: list[Any] = []
+    lm = scripted_lm(lambda request: asked.append(request) or cool(request))
+    first = tuned(tmp_path, trials=3, out=tmp_path / "one")
+    common = {"rubric": tmp_path / "r.yaml", "data": str(tmp_path / "d.jsonl"), "store": tmp_path / ".assay" / "b.db", "lm": lm}
+    with pytest.raises(ConfigError, match="there is no study 'zzz'"):
+        assay.parameter_impact(Guesses(), study="zzz", storage=f"sqlite:///{tmp_path / '.assay' / 'studies.db'}", **common)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot write to"):
+        assay.parameter_impact(Guesses(), out=tmp_path / "file" / "x", **common)
+    with pytest.raises(ConfigError, match="was compiled with the salt"):
+        assay.tune(Guesses(), apply=first.artifact, salt="other", **common)
+    assert asked == []
+
+
+def test_a_policy_at_its_cap_keeps_the_best_so_far(tmp_path: Path) -> None:
+    report = tuned(tmp_path, method="policy", episodes=25, tasks_per_episode=10, max_search_calls=45).to_dict()
+    assert "cap of 45" in report["stopped"]
+    assert report["trials"] >= 2
+    assert any("not confirmed" in note for note in report["notes"])
+
+
+@pytest.mark.parametrize(
+    ("answer", "reasoning", "follows"),
+    [("no", "maybe no\nit is yes", 0.0), (".5", "so it is 0.5", 1.0), ("$1,000", "that makes 1000", 1.0), ("yes", "first no.\nThen yes", 1.0)],
+)
+def test_an_answer_is_held_against_the_last_word_of_its_reasoning(answer: str, reasoning: str, follows: float) -> None:
+    assert measure([TaskRun(task_id="1", score=1.0, answer=answer, reasoning=reasoning)]).coherence == follows
+
+
+def test_a_result_within_another_number_was_not_used() -> None:
+    for answer, good in (("42", 0), ("2", 1), ("it is 2.", 1), ("2.5", 0)):
+        rollout = Rollout(task_id="1", prediction={"answer": answer})
+        rollout.transitions = [Transition(t=0, model="m", request={}, tools=[ToolCall(name="c", arguments={"e": "1+1"}, result="2")])]
+        assert run_of(rollout, score=1.0, has_tools=True).tools_good == good
+
+
+def test_evaluators_give_metrics_between_0_and_1() -> None:
+    for found, message in (({"accuracy": 85}, "between 0 and 1"), (None, "gives metrics by name")):
+        with pytest.raises(ConfigError, match=message):
+            AgentArena(Aims(), lambda task, output, found=found: found).run(Point("agent", {"temperature": 0.5, "max_steps": 5}), TASKS[:1])
+
+
+def test_a_missing_package_can_be_told_from_another_host() -> None:
+    error = pickle.loads(pickle.dumps(MissingExtra("ray", "ray")))
+    assert (type(error), str(error)) == (MissingExtra, str(MissingExtra("ray", "ray")))

@@ -74,7 +74,7 @@ def _impact(program: str, as_json: bool, **options: Any) -> None:
         print_json(data)
         return
     rich = Rich(highlight=False)
-    table = Table(title=f"each parameter moved alone, {data['n']} val tasks; * where it differs from the start (95 %)", title_justify="left")
+    table = Table(title=f"each parameter moved alone, {data['n']} val tasks; * off the start, 95 %", title_justify="left")
     for column in ("parameter", "value", *names):
         table.add_column(column, justify="left" if column == "parameter" else "right")
     last = None
@@ -167,7 +167,8 @@ def _show_front(rich: Any, data: dict[str, Any]) -> None:
     table = Table(title="Pareto front", title_justify="left")
     for column in ("trial", *data["objectives"], "parameters"):
         table.add_column(column, justify="left" if column == "parameters" else "right")
-    for trial in sorted(data["front"], key=lambda trial: -(trial["values"][data["objectives"][0]] or 0)):
+    first, sign = data["objectives"][0], -1 if data["objectives"][0] == "score" else 1
+    for trial in sorted(data["front"], key=lambda trial: sign * (trial["values"][first] or 0)):
         settings = ", ".join(f"{name} {value:.3g}" for name, value in trial["parameters"].items())
         table.add_row(str(trial["number"]), *(f"{trial['values'][name]:.4g}" for name in data["objectives"]), settings)
     rich.print(table)

@@ -12,7 +12,7 @@ import numpy as np
 from assay.datasets import Task
 from assay.errors import Cancelled
 from assay.optimizers.executors import in_threads
-from assay.optimizers.metrics import TaskRun, measure, run_of
+from assay.optimizers.metrics import Budget, TaskRun, measure, run_of
 from assay.optimizers.session import Session, Student
 from assay.optimizers.statistics import mean_interval
 from assay.rubrics import ScoreResult
@@ -105,7 +105,7 @@ class Evaluation:
                     reasons[verdict.criterion].append(verdict.reason)
         return {name: {"n": len(found), "reason": Counter(found).most_common(1)[0][0]} for name, found in reasons.items()}
 
-    def report(self) -> dict[str, Any]:
+    def report(self, *, budget: Budget | None = None) -> dict[str, Any]:
         """JSON-ready: `score`, `interval`, `n`, `unscored`, `failed`, `why_failed`, `undecided`, `criteria`, `metrics`, `task_types`,
         means of calls and tokens, dollars."""
         by_type: dict[str, list[float]] = defaultdict(list)
@@ -122,7 +122,7 @@ class Evaluation:
             "why_failed": Counter(reasons).most_common(1)[0][0] if reasons else None,
             "undecided": self.undecided(),
             "criteria": self.criteria(),
-            "metrics": measure(list(self.runs.values())).to_dict(),
+            "metrics": measure(list(self.runs.values()), budget=budget).to_dict(),
             "task_types": {kind: float(np.mean(values)) if values else None for kind, values in sorted(by_type.items())},
             "calls_per_task": float(np.mean(list(self.calls.values()))) if self.calls else 0.0,
             "tokens_per_task": float(np.mean(list(self.tokens.values()))) if self.tokens else 0.0,

@@ -4,7 +4,7 @@ import contextvars
 import importlib.metadata
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -119,12 +119,13 @@ class RayExecutor:
     Args:
         make: builds a session on a host; it is pickled, and imported there.
         threads: tasks at once on a host.
+        carried: functions that `make` needs; those from files of the user's travel with their code.
     Raises:
         MissingExtra: ray is not installed.
         ConfigError: there is no cluster at the address.
     """
 
-    def __init__(self, make: Callable[[Outbox], Session], *, threads: int) -> None:
+    def __init__(self, make: Callable[[Outbox], Session], *, threads: int, carried: Sequence[Any] = ()) -> None:
         try:
             import ray
         except ImportError as error:
@@ -136,6 +137,7 @@ class RayExecutor:
                 ray.init(log_to_driver=False, logging_level="error", include_dashboard=False, configure_logging=False)
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise ConfigError(f"no Ray cluster could be joined or started: {error}. RAY_ADDRESS names one that runs") from error
+        _by_value({str(getattr(part, "__module__", "")) for part in carried}, ray)
         self.hosts = self._hosts(make)
         self._newest: dict[Any, int] = {}  # by record, the number of the report it came in
 
@@ -146,7 +148,7 @@ class RayExecutor:
         maker = self.ray.remote(Host)
         return [
             maker.options(
-                num_cpus=1, max_concurrency=self.threads, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+                num_cpus=0, max_concurrency=self.threads, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             ).remote(make)
             for node in alive
         ]
@@ -159,7 +161,8 @@ class RayExecutor:
 
     def __call__(self, student: Student, tasks: Sequence[Task], session: Session) -> Iterator[tuple[Task, Any]]:
         """As `in_threads`."""
-        _by_value(student.program, self.ray)
+        parts = (student.program, *(inner for _, inner in student.program.named_sub_modules()))
+        _by_value({type(part).__module__ for part in parts}, self.ray)
         program = self.ray.put(student.program)
         settings = {**student.settings, "sample": student.sample}
         left, lost = list(reversed(tasks)), dict.fromkeys((task.id for task in tasks), 0)
@@ -223,9 +226,9 @@ class RayExecutor:
         return prediction
 
 
-def _by_value(program: dspy.Module, ray: Any) -> None:
-    """A program from a file of the user's travels with its code: the other hosts do not have the file."""
+def _by_value(modules: Collection[str], ray: Any) -> None:
+    """What comes from a file of the user's travels with its code: the other hosts do not have the file."""
     installed = {"assay", "__main__", *sys.stdlib_module_names, *importlib.metadata.packages_distributions()}
-    for name in {type(part).__module__ for part in (program, *(inner for _, inner in program.named_sub_modules()))}:
+    for name in modules:
         if name.partition(".")[0] not in installed and name in sys.modules:
             ray.cloudpickle.register_pickle_by_value(sys.modules[name])

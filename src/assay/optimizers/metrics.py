@@ -18,7 +18,7 @@ from assay.traces import Rollout, ToolCall
 
 __all__ = ["METRICS", "AgentEvaluator", "AgentMetrics", "Budget", "TaskRun", "before_and_after", "measure", "run_of"]
 
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
+_NUMBER = re.compile(r"-?(?:\d+(?:\.\d+)?|\.\d+)")
 _SENTENCE = re.compile(r"(?<=[.!?;])\s+|\n")
 
 
@@ -137,10 +137,10 @@ def _follows(run: TaskRun) -> float | None:
         return None
     answer = _plain(run.answer)
     numbers = _NUMBER.findall(run.reasoning.replace(",", ""))
-    said = _NUMBER.fullmatch(answer.replace(",", ""))
+    said = _NUMBER.fullmatch(answer.replace(",", "").lstrip("$€£"))
     if said and numbers:
         return float(math.isclose(float(numbers[-1]), float(said.group()), rel_tol=1e-6, abs_tol=1e-9))
-    last = [part for part in _SENTENCE.split(_plain(run.reasoning)) if part.strip()][-1:]
+    last = [_plain(part) for part in _SENTENCE.split(run.reasoning) if part.strip()][-1:]
     return float(bool(answer) and any(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", part) for part in last))
 
 
@@ -225,7 +225,7 @@ def _good(call: ToolCall, later: Sequence[ToolCall], answer: Any) -> bool:
         return False
     result = _plain(call.result)
     seen = [_plain(answer), *(_plain(other.arguments) for other in later)]
-    return bool(result) and any(result in text for text in seen)
+    return bool(result) and any(re.search(rf"(?<![\w.]){re.escape(result)}(?![\w]|\.\d)", text) for text in seen)
 
 
 class AgentEvaluator:
@@ -241,6 +241,11 @@ class AgentEvaluator:
     def __call__(self, task: Any, output: Any) -> dict[str, float]:
         value = self.rubric.score(task if isinstance(task, Task | Mapping) else {"input": task}, output).value
         return {} if math.isnan(value) else {"accuracy": value}
+
+    @staticmethod
+    def table(before: Sequence[TaskRun], after: Sequence[TaskRun]) -> list[dict[str, float | str | None]]:
+        """The classic table of an agent before and after, see `before_and_after`."""
+        return before_and_after(before, after)
 
 
 def before_and_after(before: Sequence[TaskRun], after: Sequence[TaskRun], *, pass_at: float = 0.8) -> list[dict[str, float | str | None]]:

@@ -16,13 +16,13 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from assay.errors import MissingExtra, StoreError
+from assay.errors import ConfigError, MissingExtra, StoreError
 from assay.models.meter import Usage
 from assay.traces import schema
 from assay.traces.records import Rollout, Transition
 from assay.traces.rows import ROLLOUT_JSON, TRANSITION_JSON, as_json, clean, rollout_of, row_of, transition_of
 
-__all__ = ["Store", "shown_url", "sqlite_pragmas", "store_url"]
+__all__ = ["Store", "check_url", "shown_url", "sqlite_pragmas", "store_url"]
 
 _BATCH = 500  # rows a transaction
 _INTERVAL_S = 0.25
@@ -35,6 +35,14 @@ def store_url(where: str | Path | None = None) -> str:
     if "://" not in chosen:
         return f"sqlite:///{chosen}"
     return chosen.replace("postgresql://", "postgresql+psycopg://", 1)
+
+
+def check_url(url: str) -> None:
+    """Raises `ConfigError` where this is no database's URL."""
+    try:
+        sa.engine.make_url(store_url(url))
+    except sa.exc.ArgumentError:
+        raise ConfigError(f"{url!r} is no database URL: sqlite:///FILE, or postgresql://USER@HOST/NAME") from None
 
 
 def shown_url(url: str) -> str:

@@ -1,12 +1,15 @@
 """Settings of a search over agent parameters."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from assay.errors import ConfigError
 from assay.jobs import RunConfig
 from assay.optimizers.metrics import Budget
 from assay.optimizers.parameters import SearchConfig
+from assay.traces.store import check_url
 
 __all__ = ["TuneConfig"]
 
@@ -54,8 +57,12 @@ class TuneConfig(RunConfig):
         super().__post_init__()
         if self.method not in METHODS:
             raise ConfigError(f"method={self.method!r} must be one of {', '.join(METHODS)}")
-        if self.episodes < 1 or self.learning_rate < 0 or (self.tasks_per_episode or 1) < 1:
-            raise ConfigError("episodes and tasks_per_episode must be at least 1, and learning_rate at least 0")
+        if self.episodes < 1 or (self.tasks_per_episode is not None and self.tasks_per_episode < 1):
+            raise ConfigError(f"episodes={self.episodes!r} and tasks_per_episode={self.tasks_per_episode!r} must be at least 1")
+        if not 0 <= self.learning_rate < math.inf:
+            raise ConfigError(f"learning_rate={self.learning_rate!r} must be a finite number of at least 0")
+        if self.storage:
+            check_url(self.storage)
         if self.workers < 1 or (self.workers > 1 and self.method == "policy"):
             raise ConfigError(f"workers={self.workers!r} must be at least 1, and a policy walks alone")
         if self.method == "policy" and (tuple(self.objectives) != ("score",) or self.study or self.storage):
@@ -84,6 +91,9 @@ class TuneConfig(RunConfig):
         )  # fmt: skip
 
     def of_one_worker(self) -> "TuneConfig":
-        """The settings of each of several processes: an equal part of every cap."""
-        caps = {name: cap for name in _CAPS if (cap := getattr(self, name)) is not None}
-        return replace(self, **{name: cap / self.workers if name == "max_cost_usd" else max(1, cap // self.workers) for name, cap in caps.items()})
+        """The settings of one of several processes (`worker`, from 0): its part of every cap. The parts add up to the whole."""
+        caps: dict[str, Any] = {name: self._part(cap, whole=name != "max_cost_usd") for name in _CAPS if (cap := getattr(self, name)) is not None}
+        return replace(self, **caps)
+
+    def _part(self, cap: float, *, whole: bool) -> float:
+        return cap // self.workers + (self.worker < cap % self.workers) if whole else cap / self.workers

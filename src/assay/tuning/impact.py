@@ -81,14 +81,17 @@ def parameter_impact(
         name = space.programs[0]
         job.session.know(job.splits.val, "val")
         defaults = {**AgentParameters().model_dump(), **job.student.settings["parameters"]}
+        study = study_to_show(job, config, space, storage_of(config, store))
+        folder = Path(out) if out else home_of(store) / "impact" / job.session.program_name.rpartition(":")[2].lower()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot write to {folder}: {error}. Choose another folder with --out") from error
         start = Point(name, {parameter: defaults[parameter] for parameter in space.searched(name)})
         with job.session.phase("impact"):
             found = impact(arena_of(job, config, space), job.splits.val, space, start, levels=levels, budget=Budget(**config.budget), progress=shown)
-        study = study_to_show(job, config, space, storage_of(config, store))
-        folder = Path(out) if out else home_of(store) / "impact" / job.session.program_name.rpartition(":")[2].lower()
         report = ImpactReport(found, folder, job.session.meter)
         facts = facts_of(job, config)
-    folder.mkdir(parents=True, exist_ok=True)
     if study is not None:
         report.study, report.importance = study.study_name, importance(study)
         facts["study"] = f"{study.study_name}, {len(study.get_trials(deepcopy=False))} trials"
@@ -100,6 +103,6 @@ def parameter_impact(
         report.notes.append(f"no picture: {error}")
     report.notes += [f"{parameter} had no effect on any run" for parameter in found.without_effect]
     if study is None:
-        report.notes.append("importance, slices and contours need a study of the same: run `assay tune` first, and --impact again")
+        report.notes.append("importance, slices and contours need a study of the same: run `assay tune` with these ranges and tasks first")
     (folder / "impact.json").write_text(json.dumps(report.to_dict(), indent=1))
     return report

@@ -10,7 +10,7 @@ import numpy as np
 
 from assay.models import Meter
 from assay.optimizers.comparison import Comparison
-from assay.optimizers.metrics import before_and_after
+from assay.optimizers.metrics import Budget, before_and_after
 from assay.optimizers.parameters import SearchOutcome
 from assay.optimizers.statistics import mean_difference
 from assay.tuning.config import TuneConfig
@@ -38,6 +38,7 @@ class TuneReport:
 
     def to_dict(self) -> dict[str, Any]:
         usage, search, found, test = self.meter.usage, self.meter.of("search"), self.outcome, self.test
+        budget = Budget(**self.config.budget)
         states = [trial.state for trial in found.trials]
         return {
             "artifact": str(self.artifact),
@@ -60,8 +61,8 @@ class TuneReport:
             "test": dict.fromkeys(("default", "tuned", "gain", "tokens", "table"))
             if test is None
             else {
-                "default": test.before.report(),
-                "tuned": test.after.report(),
+                "default": test.before.report(budget=budget),
+                "tuned": test.after.report(budget=budget),
                 "gain": test.gain.to_dict(),
                 "tokens": saving(test),
                 "table": before_and_after(list(test.before.runs.values()), list(test.after.runs.values())),

@@ -16,6 +16,7 @@ from assay.optimizers.comparison import compare
 from assay.optimizers.metrics import Budget
 from assay.optimizers.parameters import Point, ProgramArena, SearchOutcome, Space, TrialResult, outcome_of, search, train_policy
 from assay.optimizers.parameters.page import importance, write_page
+from assay.optimizers.parameters.search import put_back_all
 from assay.rubrics import Rubric
 from assay.traces import shown_url
 from assay.tuning.config import TuneConfig
@@ -63,6 +64,8 @@ def tune(
         raise ConfigError(f"{apply} is no artifact to write parameters into")
     with open_job(config.of_one_worker(), program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume, need=config.need) as job:
         job.status = "stopped"  # until all of it is done
+        if apply is not None:
+            student_at(job, Point(str(apply), {}), config)  # refused now, and not after the search
         report = _tuned(job, config, shown, store, resume)
         if report.stopped is None:
             job.status = "done"
@@ -71,7 +74,7 @@ def tune(
             chosen = student_at(job, Point(str(apply), chosen.settings["parameters"]), config)
             report.notes.append(f"the parameters were written into a copy of {apply}, which was not evaluated with them")
         name = f"{job.session.program_name.rpartition(':')[2].lower()}-tuned"
-        result = {key: value for key, value in report.to_dict().items() if key != "artifact"}
+        result = {key: value for key, value in report.to_dict().items() if key not in ("artifact", "page", "pictures", "importance")}
         folder = Path(out) if out else home_of(store) / "artifacts" / name
         report.artifact = save_artifact(
             folder.resolve(), chosen.program, program_manifest(job, chosen, result), splits=job.splits.manifest(), report=as_page(result)
@@ -90,7 +93,7 @@ def _tuned(job: Job, config: TuneConfig, shown: Progress, store: str | Path | No
     alarms = replay_of_rubric(job.session.rubric, job.session)
     with job.session.phase("search"):
         if config.method == "policy":
-            outcome, stopped = _by_policy(job, arena, space, default, config, shown), None
+            outcome, stopped = _by_policy(job, arena, space, default, config, shown)
         else:
             outcome, stopped = _by_optuna(job, arena, space, default, config, shown, store, resume)
     tuned = arena.student(outcome.best.point)
@@ -111,6 +114,8 @@ def _by_optuna(
     study = study_of(job, config, space, url, worker=worker)
     shown.say(f"study {study.study_name} in {shown_url(url)}: {config.trials} trials of {len(val)} val tasks; the test split is sealed")
     stopped = None
+    if config.study is None:
+        put_back_all(study)  # the run's own: whoever was at work on it is gone
     try:
         with helped(config, study.study_name, url, store, shown, meter=job.session.meter, resume=resume):
             search(arena, val, space, config.search, study, defaults=[default], progress=shown)
@@ -122,7 +127,7 @@ def _by_optuna(
     return outcome_of(study, space, config.search, len(val)), stopped
 
 
-def _by_policy(job: Job, arena: ProgramArena, space: Space, default: Point, config: TuneConfig, shown: Progress) -> SearchOutcome:
+def _by_policy(job: Job, arena: ProgramArena, space: Space, default: Point, config: TuneConfig, shown: Progress) -> tuple[SearchOutcome, str | None]:
     """Learns on train, and has val confirm; what was run before a cap is answered from the cache when it goes on."""
     train, val = job.splits.train, job.splits.val
     shown.say(f"policy: {config.episodes} episodes of {config.tasks_per_episode or len(train)} train tasks; {len(val)} val tasks confirm the best")
@@ -135,9 +140,10 @@ def _by_policy(job: Job, arena: ProgramArena, space: Space, default: Point, conf
         for e in found.history
     ]
     best = TrialResult(len(trials), found.best, "complete", {"score": None}, {}, {}, None)
-    runs = len(found.history) * (config.tasks_per_episode or len(train)) + len(found.confirmed) * len(val)
+    each = min(config.tasks_per_episode or len(train), len(train))
+    runs = config.samples * (len(found.history) * each + len(found.confirmed) * len(val))
     told = [*found.notes, *(f"{e.number}: {e.meaning}" for e in found.history if e.kept and e.improvement > 0)]
-    return SearchOutcome(best, trials[0], trials, runs, 0.0, [], told)
+    return SearchOutcome(best, trials[0], trials, runs, 0.0, [], told), found.stopped
 
 
 def _drawn(report: TuneReport, job: Job, config: TuneConfig, url: str) -> None:

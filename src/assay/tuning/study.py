@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.datasets.tasks import content_hash
 from assay.deployment import load_artifact
-from assay.errors import ConfigError
+from assay.errors import ConfigError, StoreError
 from assay.jobs import Job, home_of
 from assay.optimizers import Progress, Student
 from assay.optimizers.parameters import Point, ProgramArena, Space, open_study
@@ -86,7 +86,10 @@ def study_to_show(job: Job, config: TuneConfig, space: Space, url: str) -> "optu
     import optuna
 
     file = url.removeprefix("sqlite:///") if url.startswith("sqlite:///") else None
-    known = optuna.get_all_study_summaries(storage=url, include_best_trial=False) if file is None or Path(file).is_file() else []
+    try:
+        known = optuna.get_all_study_summaries(storage=url, include_best_trial=False) if file is None or Path(file).is_file() else []
+    except Exception as error:
+        raise StoreError(f"the studies at {shown_url(url)} cannot be read: {str(error).partition(chr(10))[0]}") from error
     if config.study:
         known = [summary for summary in known if summary.study_name == config.study]
         if not known:

@@ -32,7 +32,7 @@ def helped(
     started = multiprocessing.get_context("spawn")
     helpers, spent = [], started.SimpleQueue()
     for number in range(1, config.workers):
-        theirs = replace(config.of_one_worker(), workers=1, worker=number, study=study, storage=url)
+        theirs = replace(replace(config, worker=number).of_one_worker(), workers=1, study=study, storage=url)
         helpers.append(started.Process(target=_help, args=(theirs, store, resume, spent), name=f"assay-tune-{number}"))
     for helper in helpers:
         helper.start()

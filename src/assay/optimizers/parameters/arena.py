@@ -1,12 +1,13 @@
 """Where an agent runs under parameters: a DSPy program with its rubric, or anybody's agent with an evaluator of its own."""
 
 import copy
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from assay.errors import AssayError, ProgramError
+from assay.errors import AssayError, ConfigError, ProgramError
 from assay.optimizers.evaluation import Evaluation, evaluate
 from assay.optimizers.metrics import TaskRun
 from assay.optimizers.parameters.space import Point
@@ -85,7 +86,12 @@ class AgentArena:
             seconds, why = time.perf_counter() - clock, f"{type(error).__name__}: {error}"
             return TaskRun(task_id=name, task_type=kind, sample=sample, score=0.0, seconds=seconds, metrics={"accuracy": 0.0}, error=why)
         seconds = time.perf_counter() - clock
-        metrics = dict(self.evaluator(task, output))
+        found = self.evaluator(task, output)
+        if not isinstance(found, Mapping):
+            raise ConfigError(f"an evaluator gives metrics by name, and this one gave {found!r}")
+        metrics = dict(found)
+        if wrong := {name: value for name, value in metrics.items() if value is not None and not (math.isnan(value) or 0 <= value <= 1)}:
+            raise ConfigError(f"an evaluator's metrics must be between 0 and 1, and these are not: {wrong}")
         accuracy = metrics.get("accuracy")
         return TaskRun(task_id=name, task_type=kind, sample=sample, score=accuracy, seconds=seconds, answer=output, metrics=metrics)
 

@@ -233,4 +233,4 @@ def _impact_table(found: Impact) -> str:
     for effect in found.effects:
         cells = "".join(f"<td>{effect.cell(name)}</td>" for name in names)
         rows.append(f"<tr><td>{html.escape(effect.parameter)}</td><td>{effect.value:.3g}</td>{cells}</tr>")
-    return f"<p class=note>* differs from the start, 95 %</p><table><tr>{head}</tr>{''.join(rows)}</table>"
+    return f"<p class=note>* differs from the start, 95 %: one star in twenty comes by chance</p><table><tr>{head}</tr>{''.join(rows)}</table>"

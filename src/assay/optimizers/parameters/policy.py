@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.errors import ConfigError, ModelError
+from assay.errors import BudgetExceeded, ConfigError, ModelError, ProgramError
 from assay.optimizers.metrics import METRICS, AgentMetrics, Budget, measure
 from assay.optimizers.parameters.arena import AgentArena, AgentEvaluation, Arena
 from assay.optimizers.parameters.network import make_policy, state_of
@@ -54,6 +54,7 @@ class PolicyOutcome:
     confirmed: list[dict[str, Any]]
     converged: bool
     notes: list[str] = field(default_factory=list)
+    stopped: str | None = None
 
 
 def overall(metrics: AgentMetrics) -> float:
@@ -77,20 +78,30 @@ def train_policy(
         held_out: tasks on which the best are confirmed; the training ones where empty.
         update_policy: whether it learns; otherwise the rules alone act.
         policy: one that was trained before; a new one where None.
+    Returns:
+        At a cap the best so far, unconfirmed, with `stopped`.
     Raises:
         ModelError: the first episode could not be scored at all.
+        BudgetExceeded: in the first episode.
     """
     walk = _Walk(arena, tasks, space, start, policy or make_policy(seed=seed), seed=seed, budget=budget, per_episode=tasks_per_episode)
     shown = progress or Progress()
-    with shown.bar("episodes", episodes) as advance:
-        for _ in range(episodes):
-            episode = walk.step(learning_rate if update_policy else 0.0)
-            scored = "" if math.isnan(episode.overall) else f"overall {episode.overall:.3f}: "
-            shown.say(f"  episode {episode.number}: {scored}{episode.meaning}")
-            advance(1)
-            if walk.converged:
-                break
-    confirmed = walk.confirm(held_out or tasks)
+    try:
+        with shown.bar("episodes", episodes) as advance:
+            for _ in range(episodes):
+                episode = walk.step(learning_rate if update_policy else 0.0)
+                scored = "" if math.isnan(episode.overall) else f"overall {episode.overall:.3f}: "
+                shown.say(f"  episode {episode.number}: {scored}{episode.meaning}")
+                advance(1)
+                if walk.converged:
+                    break
+        confirmed = walk.confirm(held_out or tasks)
+    except BudgetExceeded as cap:
+        if not walk.history:
+            raise
+        best_so_far = max(walk.history, key=lambda episode: -math.inf if math.isnan(episode.overall) else episode.overall)
+        notes = ["the best parameters were not confirmed on held-out tasks"]
+        return PolicyOutcome(Point(start.program, best_so_far.parameters), walk.history, [], False, notes, stopped=str(cap))
     if all(entry["overall"] is None for entry in confirmed):
         raise ModelError("nothing could be confirmed: accuracy was measured on none of the held-out tasks")
     best = max(confirmed, key=lambda entry: entry["overall"] if entry["overall"] is not None else -math.inf)
@@ -135,7 +146,10 @@ class _Walk:
         state = state_of([getattr(self.metrics, name) for name in METRICS], self._places(self.at))
         action = np.clip(self.policy.mean(state) + self.policy.sigma * self.rng.normal(size=len(RANGES)), -_FARTHEST, _FARTHEST)
         tried = self._moved(action)
-        metrics = self._measured(tried)
+        try:
+            metrics = self._measured(tried)
+        except ProgramError as error:  # the agent takes these parameters not at all
+            return self._noted(AgentMetrics(), tried, math.nan, kept=False, meaning=f"could not be run: {error}", score=math.nan)
         score = overall(metrics)
         improvement = score - self.score
         if math.isnan(improvement):
@@ -252,8 +266,8 @@ class RLTrainer:
         Args:
             tasks_per_episode: drawn anew for each episode; None: all.
         """
-        if episodes < 1 or learning_rate < 0:
-            raise ConfigError(f"episodes={episodes!r} must be at least 1 and learning_rate={learning_rate!r} at least 0")
+        if episodes < 1 or not 0 <= learning_rate < math.inf:
+            raise ConfigError(f"episodes={episodes!r} must be at least 1 and learning_rate={learning_rate!r} a finite number of at least 0")
         self.outcome = train_policy(
             self.arena, self.tasks, self.held_out, self.space, self.start, episodes=episodes, tasks_per_episode=tasks_per_episode,
             learning_rate=learning_rate, update_policy=update_policy, seed=self.seed, policy=self.policy, progress=self.progress,

@@ -18,7 +18,7 @@ from assay.optimizers.session import Progress
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["SearchOutcome", "TrialResult", "outcome_of", "search"]
+__all__ = ["SearchOutcome", "TrialResult", "outcome_of", "put_back_all", "search"]
 
 _STATES = ("complete", "pruned", "failed")
 _LEVEL = 0.01  # of the score: trials that are level with the best, of which the one with the fewest tokens is taken
@@ -86,7 +86,7 @@ def search(
     def enough(study: "optuna.Study", _: Any) -> None:
         advance(1)
         found = states()
-        done, failed = found[TrialState.COMPLETE] + found[TrialState.PRUNED], found[TrialState.FAIL]
+        done, failed = found[TrialState.COMPLETE] + found[TrialState.PRUNED], found[TrialState.FAIL] - before
         working = found[TrialState.RUNNING] if helping else 0
         if done + working >= config.trials or (failed >= RETRIES + 2 and not done) or failed > config.trials:
             study.stop()
@@ -94,7 +94,7 @@ def search(
     with shown.bar("trials", config.trials) as advance, warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         found = states()
-        done = found[TrialState.COMPLETE] + found[TrialState.PRUNED]
+        done, before = found[TrialState.COMPLETE] + found[TrialState.PRUNED], found[TrialState.FAIL]
         advance(done)
         if done < config.trials:
             try:
@@ -194,12 +194,23 @@ class _Objective:
 
     @staticmethod
     def _put_back(trial: Any) -> None:
-        """Ends a trial that was cut short, and has its point tried again by whoever goes on."""
-        from optuna.trial import TrialState
+        _put_back(trial.study, trial)
 
-        study = trial.study
-        study.enqueue_trial(trial.params, user_attrs={key: value for key, value in trial.user_attrs.items() if key == "default"})
-        study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+
+def _put_back(study: "optuna.Study", trial: Any) -> None:
+    """Ends a trial that was cut short, and has its point tried again by whoever goes on."""
+    from optuna.trial import TrialState
+
+    study.enqueue_trial(trial.params, user_attrs={key: value for key, value in trial.user_attrs.items() if key == "default"})
+    study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+
+
+def put_back_all(study: "optuna.Study") -> None:
+    """Puts back every trial at work in a study that nobody else works on: their processes are gone."""
+    from optuna.trial import TrialState
+
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        _put_back(study, trial)
 
 
 def _by_task(runs: Sequence[TaskRun], objective: str) -> dict[str, float | None]:

@@ -50,6 +50,8 @@ class Space:
             raise ParameterError(f"{both} are fixed and searched at once; give each a range or a value")
         for name, (low, high) in self.ranges.items():
             least, most = RANGES[name]
+            if not (math.isfinite(low) and math.isfinite(high)):
+                raise ParameterError(f"the range {low:g} to {high:g} of {name} must be of finite numbers")
             if name in _WHOLE and (low != int(low) or high != int(high)):
                 raise ParameterError(f"the range {low:g} to {high:g} of {name} must have whole numbers")
             if not least <= low <= high <= most:

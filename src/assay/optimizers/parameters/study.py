@@ -1,5 +1,6 @@
 """Optuna studies: what one is made of, and how any number of processes open the same one."""
 
+import importlib.util
 import json
 import random
 import time
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from assay.errors import ConfigError, StoreError
+from assay.errors import ConfigError, MissingExtra, StoreError
 from assay.optimizers.metrics import Budget
 from assay.optimizers.parameters.space import Space
 from assay.traces.store import shown_url, sqlite_pragmas
@@ -23,6 +24,7 @@ __all__ = ["OBJECTIVES", "PRUNERS", "RETRIES", "SAMPLERS", "SearchConfig", "open
 SAMPLERS = ("tpe", "gp", "cmaes", "nsga2", "random", "grid")
 PRUNERS = ("auto", "wilcoxon", "hyperband", "none")
 OBJECTIVES = {"score": "maximize", "tokens": "minimize", "latency": "minimize", "cost": "minimize"}
+_NEEDS = {"gp": "torch"}  # Optuna itself notices in the middle of a search
 RETRIES = 3  # of a trial whose process died
 _HEARTBEAT_S = 15
 _OPENINGS = 8
@@ -115,6 +117,9 @@ def open_study(
     study.sampler = _sampler(space, replace(config, seed=seed))
     wanted = {"space": {**space.describe(), **(of or {})}, "objectives": list(config.objectives)}
     known = study.user_attrs.get("assay")
+    directions = [OBJECTIVES[objective] for objective in config.objectives]
+    if known is None and (study.get_trials(deepcopy=False) or [d.name.lower() for d in study.directions] != directions):
+        raise ConfigError(f"the study {name!r} was not begun by assay: what it searches and measures is not known. Give this one another name")
     if known is None:
         study.set_user_attr("assay", wanted)
     elif known != json.loads(json.dumps(wanted)):
@@ -158,10 +163,9 @@ def _sampler(space: Space, config: SearchConfig) -> Any:
     }
     if config.sampler == "grid" and len(space.programs) > 1 and len({tuple(space.searched(p)) for p in space.programs}) > 1:
         raise ConfigError("sampler='grid' needs programs with the same parameters; take tpe")
-    try:
-        return makers[config.sampler]()
-    except ImportError as error:
-        raise ConfigError(f"sampler={config.sampler!r} needs a package that is not installed: {error}") from None
+    if config.sampler in _NEEDS and importlib.util.find_spec(_NEEDS[config.sampler]) is None:
+        raise MissingExtra(_NEEDS[config.sampler], "train")
+    return makers[config.sampler]()
 
 
 def _pruner(config: SearchConfig) -> Any:
