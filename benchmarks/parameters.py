@@ -54,7 +54,7 @@ def median(values: list[float]) -> float:
 
 found: dict[str, Any] = {}
 for function in arguments.functions:
-    pruned, harder, whole, policy, random = [], [], [], [], []
+    pruned, harder, whole, policy, still, random = [], [], [], [], [], []
     for seed in range(arguments.seeds):
         agent, outcome = ran(function, seed)
         pruned.append((of_optimum(agent, outcome), outcome.task_runs))
@@ -63,10 +63,11 @@ for function in arguments.functions:
         agent, outcome = ran(function, seed, pruner="none")
         whole.append((of_optimum(agent, outcome), outcome.task_runs))
         random.append(needed_by_random(function, seed))
-        agent = SyntheticAgent(function, tasks=70, seed=seed)
-        trainer = RLTrainer(agent, agent.right, agent, seed=seed)
-        trainer.train(episodes=arguments.trials)
-        policy.append(agent.success(trainer.get_best_parameters()) / agent.best)
+        for update, shares in ((True, policy), (False, still)):
+            agent = SyntheticAgent(function, tasks=70, seed=seed)
+            trainer = RLTrainer(agent, agent.right, agent, seed=seed)
+            trainer.train(episodes=arguments.trials, update_policy=update)
+            shares.append(agent.success(trainer.get_best_parameters()) / agent.best)
     found[function] = {
         "tpe_pruned": {"of_optimum": median([o for o, _ in pruned]), "task_runs": median([r for _, r in pruned])},
         "tpe_pruned_at_0.2": {"of_optimum": median([o for o, _ in harder]), "task_runs": median([r for _, r in harder])},
@@ -74,7 +75,7 @@ for function in arguments.functions:
         "random_needs_task_runs": median(random),
         "saved_by_pruning": round(1 - sum(r for _, r in pruned) / sum(r for _, r in whole), 3),
         "saved_at_0.2": round(1 - sum(r for _, r in harder) / sum(r for _, r in whole), 3),
-        "policy": {"of_optimum": median(policy), "episodes": arguments.trials},
+        "policy": {"of_optimum": median(policy), "without_updates": median(still), "episodes": arguments.trials},
     }
 with tempfile.TemporaryDirectory() as folder:
     clock = time.perf_counter()
