@@ -6,6 +6,7 @@ criteria, and a group compared in pairs. The embedded model judges; no key is ne
 """
 
 import argparse
+import importlib.util
 import json
 import tempfile
 from pathlib import Path
@@ -49,7 +50,13 @@ found["plain callable"] = by_code(TASK, answer).value
 with tempfile.TemporaryDirectory() as folder:
     file = Path(folder) / "criteria.toml"
     file.write_text(VERIFIERS)
-    found["verifiers' file"] = assay.load_rubric(file, judge_lm=lm).score(TASK, answer).value
+    rubric = assay.load_rubric(file, judge_lm=lm)
+    found["verifiers' file"] = rubric.score(TASK, answer).value
+    if importlib.util.find_spec("verifiers") is not None:  # its own reader, where it is installed
+        from verifiers.v1.judges.rubric import load_criteria
+
+        theirs = [(c.name, c.text, c.weight, tuple(c.choices)) for c in load_criteria(file)]
+        assert theirs == [(c.name, c.judge.text, c.weight, c.judge.scale) for c in rubric.criteria if c.judge is not None]
 
 found["points"] = points_rubric(POINTS, resolver=resolver(lm)).score(TASK, answer).value
 
