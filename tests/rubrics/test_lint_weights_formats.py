@@ -174,7 +174,7 @@ def test_verifiers_itself_reads_its_file_alike(tmp_path: Path) -> None:
     library = pytest.importorskip("verifiers.v1.judges.rubric", reason="its pins go with no environment of ours; tried with 0.4.0")
     (tmp_path / "r.toml").write_text(VERIFIERS)
     theirs = [
-        (c.name, c.text, c.weight, tuple(c.choices), [library.normalize_choice(choice, c.choices) for choice in c.choices])
+        (c.name.replace(" ", "_"), c.text, c.weight, tuple(c.choices), [library.normalize_choice(choice, c.choices) for choice in c.choices])
         for c in library.load_criteria(tmp_path / "r.toml")
     ]
     ours = [
