@@ -1,6 +1,7 @@
 """Verdicts a second: an assay judge, which reads one token's probabilities, against stock DSPy over the same llama.cpp server,
-one by one, interleaved. Twice: the same questions through `dspy.Predict` (its default adapter, the verdict written out and
-parsed), and the very messages that the judge sent through a stock `dspy.LM` that writes one token and has its alternatives.
+one by one, interleaved. Three times: the same questions through `dspy.Predict` (its default adapter, the verdict written out and
+parsed); the very messages that the judge sends, through a stock `dspy.LM` that writes until it ends; and the same for one
+token with its alternatives, which is what the judge does.
 And the share of repeated verdicts that the cache serves, and how fast.
 """
 
@@ -36,6 +37,7 @@ plain = dspy.LM(
     "openai/smollm2-135m", api_base=f"{server_url(NAME)}/v1", api_key="none", cache=False, temperature=0.0, max_tokens=1, logprobs=True,
     top_logprobs=20,
 )  # fmt: skip
+loose = dspy.LM("openai/smollm2-135m", api_base=f"{server_url(NAME)}/v1", api_key="none", cache=False, temperature=0.0, max_tokens=300)
 stock = dspy.LM("openai/smollm2-135m", api_base=f"{server_url(NAME)}/v1", api_key="none", cache=False, temperature=0.0, max_tokens=300)
 ask = dspy.Predict(
     dspy.Signature(
@@ -84,11 +86,12 @@ def written(batch: list[Item]) -> list[list[dict[str, str]]]:
     return sent
 
 
-def same_messages(sent: list[list[dict[str, str]]]) -> int:
-    return sum(bool(plain(messages=asked)) for asked in sent)
+def same_messages(sent: list[list[dict[str, str]]], lm: dspy.LM) -> int:
+    return sum(bool(lm(messages=asked)) for asked in sent)
 
 
-seconds: dict[str, list[float]] = {"ours": [], "stock": [], "stock, same messages": []}
+ONE, FREE = "stock, same messages, one token", "stock, same messages, written out"
+seconds: dict[str, list[float]] = {"ours": [], "stock": [], ONE: [], FREE: []}
 read: dict[str, int] = dict.fromkeys(seconds, 0)
 with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "s.db") as store:
     recorder, meter = Recorder(store), Meter()
@@ -98,9 +101,9 @@ with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "s.db") as st
     theirs(items(10_000)[:2])
     for round_ in range(arguments.rounds):
         batch = items(round_)
-        others = written(items(100 + round_))
+        others, more = written(items(100 + round_)), written(items(200 + round_))
         sides: list[tuple[str, Any]] = [("ours", lambda b=batch: ours(b, session)), ("stock", lambda b=batch: theirs(b))]
-        sides.append(("stock, same messages", lambda sent=others: same_messages(sent)))
+        sides += [(name, lambda sent=sent, lm=lm: same_messages(sent, lm)) for name, sent, lm in ((ONE, others, plain), (FREE, more, loose))]
         for name, run in sides if round_ % 2 else sides[::-1]:
             clock = time.perf_counter()
             read[name] += run()
@@ -118,7 +121,7 @@ print(
         {
             "verdicts_per_second": rates,
             "ratio": rates["ours"] / rates["stock"],
-            "ratio_same_messages": rates["ours"] / rates["stock, same messages"],
+            "ratio_same_messages": {"written out": rates["ours"] / rates[FREE], "one token": rates["ours"] / rates[ONE]},
             "verdicts_read": {name: count / (arguments.rounds * arguments.verdicts) for name, count in read.items()},
             "repeated": {"share_from_cache": served / repeated, "verdicts_per_second": repeated / again},
         }
