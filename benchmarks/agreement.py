@@ -1,5 +1,5 @@
 """Agreement statistics on many rows, against scikit-learn, scipy and krippendorff: all of them from the same lists of labels, and
-500-fold bootstraps of each measure against the library called once for each resample (a tenth as many, scaled).
+resamples of each measure (`--resamples`) against the library called once for each (a tenth as many, scaled).
 """
 
 import argparse

@@ -116,9 +116,10 @@ def open_study(
     seed = int(np.random.SeedSequence([config.seed, worker, len(study.get_trials(deepcopy=False))]).generate_state(1)[0])
     study.sampler = _sampler(space, replace(config, seed=seed))
     wanted = {"space": {**space.describe(), **(of or {})}, "objectives": list(config.objectives)}
+    trials = study.get_trials(deepcopy=False)  # before the mark: whoever begins a study marks it first, and tries then
     known = study.user_attrs.get("assay")
     directions = [OBJECTIVES[objective] for objective in config.objectives]
-    if known is None and (study.get_trials(deepcopy=False) or [d.name.lower() for d in study.directions] != directions):
+    if known is None and (trials or [d.name.lower() for d in study.directions] != directions):
         raise ConfigError(f"the study {name!r} was not begun by assay: what it searches and measures is not known. Give this one another name")
     if known is None:
         study.set_user_attr("assay", wanted)
