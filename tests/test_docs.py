@@ -80,6 +80,11 @@ def test_examples_run(embedded: str, own_folder: Path, example: str, flags: list
         assert len(found["a group, in pairs"]) == 3
 
 
+def test_the_worked_example_of_step_rewards_returns_1_45() -> None:
+    done = subprocess.run([sys.executable, str(ROOT / "examples" / "step_rewards.py"), "--json"], capture_output=True, text=True, timeout=300)
+    assert json.loads(done.stdout) == {"rewards": [0.15, 0.15, 0.15, 1.0], "return": 1.45}, done.stderr
+
+
 @pytest.mark.parametrize(("example", "least"), [("rl_training_example.py", 0.3), ("custom_agent.py", 0.1)])
 def test_examples_of_tuning_make_agents_better(own_folder: Path, example: str, least: float) -> None:
     done = subprocess.run([sys.executable, str(ROOT / "examples" / example), "--json"], capture_output=True, text=True, timeout=300)

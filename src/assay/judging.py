@@ -22,7 +22,7 @@ from assay.judges.agreement import Answers
 from assay.judges.audit import negatives, padded
 from assay.judges.card import draw_card, reliability_card
 from assay.judges.drift import AnchorSet
-from assay.judges.labels import Item, LabelSplits, make_items, rater_digest
+from assay.judges.labels import Item, LabelSplits, make_items
 from assay.judges.loading import AnyJudge
 from assay.models import Meter, sample_scope
 from assay.optimizers import Progress, Session
@@ -30,6 +30,7 @@ from assay.optimizers.judged import judge_items
 from assay.optimizers.judges import JudgeConfig, JudgeOutcome, agreement_rubric, compile_judge_prompts
 from assay.programs import program_version
 from assay.traces import Store
+from assay.traces.records import person_digest
 
 __all__ = ["JudgeReport", "JudgeRunConfig", "compile_judge", "judge_session", "need_fields", "question_key", "rated_items"]
 
@@ -292,7 +293,7 @@ def _anchors(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> An
 def _save(report: JudgeReport, splits: LabelSplits, run: Run, parents: Sequence[str], folder: Path) -> None:
     config, judge = report.config, report.outcome.compiled
     data = {key: value for key, value in report.to_dict().items() if key not in ("artifact", "picture")}
-    raters = {rater_digest(rating.rater) for name in SPLITS for item in getattr(splits, name) for rating in item.ratings}
+    raters = {person_digest(rating.rater) for name in SPLITS for item in getattr(splits, name) for rating in item.ratings}
     for parent in parents:  # what a parent learned from is in its child
         raters |= set(load_artifact(parent).manifest.get("raters", ()))
     manifest = {
@@ -314,7 +315,7 @@ def _save(report: JudgeReport, splits: LabelSplits, run: Run, parents: Sequence[
         "result": data,
     }
     report.artifact = save_artifact(folder.resolve(), judge, manifest, splits={"ratings": splits.ratings()}, report=_markdown(data))
-    run.store.put_judge(str(report.artifact), sorted(raters))
+    run.store.put_artifact(str(report.artifact), sorted(raters))
     if report.card:
         (report.artifact / "card.json").write_text(json.dumps(report.card, indent=1))
         if report.anchors is not None:

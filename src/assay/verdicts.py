@@ -25,7 +25,7 @@ from assay.judges.audit import BASES, PASS_AT, assess, audit_cases, audit_items,
 from assay.judges.deciding import one_of, output_of
 from assay.judges.drift import AnchorSet
 from assay.judges.inference import FEWEST_PEOPLE, corrected_mean
-from assay.judges.labels import make_items, rater_digest
+from assay.judges.labels import make_items
 from assay.judges.loading import AnyJudge
 from assay.judging import judge_session, need_fields, question_key, rated_items
 from assay.models import sample_scope
@@ -33,6 +33,7 @@ from assay.optimizers import Progress, Session, mean_interval
 from assay.optimizers.judged import Judged, judge_items
 from assay.rubrics import Rubric
 from assay.traces import Rollout, Store
+from assay.traces.records import person_digest
 
 __all__ = ["ToLabel", "audit_judge", "corrected_by_people", "forget_rater", "replay_anchors", "score_rows", "to_label"]
 
@@ -284,7 +285,7 @@ def _pairs(rollouts: Iterator[Rollout]) -> Iterator[ToLabel]:
 def forget_rater(rater: str, *, store: str | Path | None = None) -> dict[str, Any]:
     """Removes a person's labels from the store, and names every judge that was compiled from labels of that name."""
     with Store(store) as opened:
-        return {"rater": rater, "removed": opened.forget_rater(rater), "judges": opened.judges_of(rater_digest(rater))}
+        return {"rater": rater, "removed": opened.forget_rater(rater), "judges": opened.artifacts_of(person_digest(rater))}
 
 
 def corrected_by_people(rubric: Rubric, store: Store, run_id: str) -> dict[str, dict[str, Any]]:

@@ -278,8 +278,8 @@ def test_labels_live_in_postgresql_too(postgres_url: str) -> None:
         store.put_label("q", "i", "ann", "yes", shown={"output": "a\0b"}, rationale="\ud800")
         store.put_label("q", "i", "ann", "no", shown={"output": "a"})
         assert [(row["label"], row["output"]) for row in store.labels("q")] == [("no", "a")]
-        store.put_judge("/somewhere", ["abc"])
-        assert store.judges_of("abc") == ["/somewhere"]
+        store.put_artifact("/somewhere", ["abc"])
+        assert store.artifacts_of("abc") == ["/somewhere"]
         assert store.forget_rater("ann") == 1
         assert list(store.labels("q")) == []
 

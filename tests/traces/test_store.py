@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from assay.errors import StoreError
+from assay.errors import ConfigError, StoreError
 from assay.traces import Rollout, Store, ToolCall, Transition, Verdict
 from assay.traces.schema import metadata
 
@@ -139,11 +139,37 @@ def test_a_store_of_schema_1_is_upgraded_and_keeps_what_it_holds(store: Store) -
     store.flush()
     with store.engine.begin() as connection:
         connection.execute(sa.text("ALTER TABLE rollouts DROP COLUMN early_tools_json"))
+        connection.execute(sa.text("ALTER TABLE rollouts DROP COLUMN metadata_json"))
         connection.execute(sa.text("UPDATE meta SET value = '1' WHERE key = 'schema'"))
     with Store(store.url) as upgraded:
         upgraded.put_rollout(new)
         upgraded.flush()
         assert {rollout.id for rollout in upgraded.rollouts()} == {old.id, new.id}
+
+
+def test_a_store_of_schema_3_keeps_what_judges_were_made_from(store: Store) -> None:
+    with store.engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE compiled_judges (artifact VARCHAR(1000) PRIMARY KEY, raters_json TEXT, created_at FLOAT)"))
+        connection.execute(sa.text("INSERT INTO compiled_judges VALUES ('/judge', '[\"abc\"]', 1.0)"))
+        connection.execute(sa.text("UPDATE meta SET value = '3' WHERE key = 'schema'"))
+    for _ in range(2):  # the second time there is nothing left to do
+        with Store(store.url) as upgraded:
+            assert upgraded.artifacts_of("abc") == ["/judge"]
+
+
+def test_a_rating_survives_the_run_that_writes_the_rollout_again(store: Store) -> None:
+    rollout = Rollout(score=0.5)
+    store.put_rollout(rollout)
+    store.rate(rollout.id, 0.9)
+    rollout.status = "done"
+    store.put_rollout(rollout)
+    store.flush()
+    assert store.rollout(rollout.id).human_rating == 0.9
+    for broken in (1.5, float("nan"), -0.1):
+        with pytest.raises(ConfigError, match="between 0 and 1"):
+            store.rate(rollout.id, broken)
+    with pytest.raises(StoreError, match="no rollout"):
+        store.rate("nobody", 0.5)
 
 
 def test_a_newer_schema_is_refused(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from assay.datasets.splits import SHARES, renamed, split_of
 from assay.datasets.tasks import content_hash
 from assay.errors import DataError
 
-__all__ = ["Item", "LabelSplits", "Rating", "load_labels", "make_items", "rater_digest", "split_items"]
+__all__ = ["Item", "LabelSplits", "Rating", "load_labels", "make_items", "split_items"]
 
 _FIELDS = {"item_id", "rater", "label", "rationale", "split"}
 _TASK_INPUT = "task_input"
@@ -74,11 +74,6 @@ class Item:
 
 def rating_digest(item_id: str, rater: str, label: str) -> str:
     return hashlib.sha256(json.dumps([item_id, rater, label]).encode()).hexdigest()[:16]
-
-
-def rater_digest(rater: str) -> str:
-    """A short hash of a rater's name, by which the judges compiled from somebody's labels are found."""
-    return hashlib.sha256(rater.encode("utf-8", "replace")).hexdigest()[:16]
 
 
 def load_labels(

@@ -14,6 +14,7 @@ from typing import Any
 from assay.datasets import Task
 from assay.errors import ConfigError
 from assay.rubrics import Rubric
+from assay.rubrics.steps import is_used, plain_text
 from assay.traces import Rollout, ToolCall
 
 __all__ = ["METRICS", "AgentEvaluator", "AgentMetrics", "Budget", "TaskRun", "before_and_after", "measure", "run_of"]
@@ -135,30 +136,21 @@ def _follows(run: TaskRun) -> float | None:
     """Whether the answer is the last word of the reasoning; None where there is no answer or no reasoning."""
     if run.answer is None or not run.reasoning.strip():
         return None
-    answer = _plain(run.answer)
+    answer = plain_text(run.answer)
     numbers = _NUMBER.findall(run.reasoning.replace(",", ""))
     said = _NUMBER.fullmatch(answer.replace(",", "").lstrip("$€£"))
     if said and numbers:
         return float(math.isclose(float(numbers[-1]), float(said.group()), rel_tol=1e-6, abs_tol=1e-9))
-    last = [_plain(part) for part in _SENTENCE.split(run.reasoning) if part.strip()][-1:]
+    last = [plain_text(part) for part in _SENTENCE.split(run.reasoning) if part.strip()][-1:]
     return float(bool(answer) and any(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", part) for part in last))
 
 
 def _stable(runs: Sequence[TaskRun]) -> float | None:
     groups: dict[str, list[str | None]] = defaultdict(list)
     for run in runs:
-        groups[run.task_id].append(None if run.answer is None else _plain(run.answer))
+        groups[run.task_id].append(None if run.answer is None else plain_text(run.answer))
     pairs = [a is not None and a == b for answers in groups.values() for a, b in combinations(answers, 2)]
     return _mean([float(pair) for pair in pairs])
-
-
-def _plain(value: Any) -> str:
-    """A text to compare by: of a structure the texts of its values."""
-    if isinstance(value, Mapping):
-        text = " ".join(_plain(part) for part in value.values())
-    else:
-        text = " ".join(_plain(part) for part in value) if isinstance(value, list | tuple) else str(value)
-    return " ".join(text.casefold().split()).rstrip(".")
 
 
 def _adaptability(scores: Sequence[tuple[str, float]]) -> float | None:
@@ -221,11 +213,7 @@ def _good(call: ToolCall, later: Sequence[ToolCall], answer: Any) -> bool:
     """Eligible (no argument empty), executed (no error), and used: its result stands in the answer or in a later call's
     arguments."""
     eligible = all(value not in (None, "") for value in call.arguments.values())
-    if not eligible or call.error is not None or call.result is None:
-        return False
-    result = _plain(call.result)
-    seen = [_plain(answer), *(_plain(other.arguments) for other in later)]
-    return bool(result) and any(re.search(rf"(?<![\w.]){re.escape(result)}(?![\w]|\.\d)", text) for text in seen)
+    return eligible and call.error is None and is_used(call, [answer, *(other.arguments for other in later)])
 
 
 class AgentEvaluator:

@@ -83,6 +83,12 @@ class Session:
             yield
 
 
+def kept_of(task: Task) -> dict[str, Any]:
+    """What a rollout keeps of its task beside the inputs; whose it is stands in the task's metadata, where it is known."""
+    whose = {name: str(task.metadata[name]) for name in ("tenant", "data_subject", "consent") if task.metadata.get(name) is not None}
+    return {"expected": dict(task.expected), "metadata": dict(task.metadata), **whose}
+
+
 def has_tools(program: dspy.Module) -> bool:
     """Whether a program, or one inside it, calls tools."""
     return any(bool(getattr(module, "tools", None)) for module in (program, *(inner for _, inner in program.named_sub_modules())))
@@ -151,6 +157,7 @@ class Student(dspy.Module):  # type: ignore[misc]
             split=session.split_of.get(digest, ""),
             sample=self.sample or 0,
             inputs=inputs,
+            **(kept_of(task) if task else {}),
         )
         rollout.group_id = rollout.task_id
         with session.recorder.rollout(rollout):

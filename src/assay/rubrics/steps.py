@@ -1,16 +1,25 @@
-"""Checks of scope `step`: `prediction["transition"]` is the LM call that is graded.
+"""Checks of scope `step`: `prediction["transition"]` is the LM call that is graded, by what was recorded of it.
 
 A transition without a tool call gives no grade for what only tool calls can earn.
 """
 
+import ast
 import json
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from assay.datasets import Task
-from assay.rubrics.criteria import Grade, NoGrade
-from assay.traces.records import Rollout, Transition
+import jsonschema
 
-__all__ = ["answered", "not_repeated", "tool_executed"]
+from assay.datasets import Task
+from assay.models.embedded import LINES
+from assay.rubrics.criteria import Grade, NoGrade
+from assay.traces.records import Rollout, ToolCall, Transition
+
+__all__ = ["answered", "eligible", "is_used", "not_repeated", "parsed", "plain_text", "result_used", "shortened", "tool_executed"]
+
+_ARITHMETIC = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.unaryop, ast.Call, ast.Name, ast.Load)
+_SQL = re.compile(r"\s*(select|with|insert|update|delete|create|drop|alter|pragma|explain|values)\b", re.IGNORECASE)
 
 
 def _transition(prediction: dict[str, Any]) -> Transition:
@@ -20,28 +29,199 @@ def _transition(prediction: dict[str, Any]) -> Transition:
     return found
 
 
+def _with_tools(prediction: dict[str, Any]) -> Transition:
+    transition = _transition(prediction)
+    if not transition.tools:
+        raise NoGrade("the step called no tool")
+    return transition
+
+
 def answered(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
     """1 where the model answered without an error."""
     transition = _transition(prediction)
-    return Grade(value=float(transition.error is None and bool(transition.output.strip())))
+    return Grade(value=float(transition.error is None and bool(transition.output.strip() or transition.tools)))
+
+
+def parsed(task: Task, prediction: dict[str, Any], rollout: Rollout | None, *, fields: Sequence[str] = (), tools_only: bool = False) -> Grade:
+    """1 where the output could be read: held against the schema that was asked for, the named fields present and not empty.
+
+    JSON, `name: value` lines and DSPy's `[[ ## name ## ]]` sections are read. Where neither a schema nor fields are known, a
+    step counts as parsed unless its run ended with it because it could not be read.
+
+    Args:
+        tools_only: only steps that called a tool are graded.
+    """
+    transition = _with_tools(prediction) if tools_only else _transition(prediction)
+    schema = _asked_schema(transition.request)
+    wanted = list(fields) or list((schema or {}).get("required", ()))
+    if not wanted and not (schema and transition.output.strip()):
+        last = rollout is not None and rollout.status == "failed" and transition.t == len(rollout.transitions) - 1
+        unread = last and rollout is not None and "could not be read" in (rollout.error or "")
+        return Grade(value=float(transition.error is None and not unread and bool(transition.output.strip() or transition.tools)))
+    found = _fields_in(transition)
+    if missing := [name for name in wanted if found.get(name) in (None, "", [], {})]:
+        return Grade(value=0.0, reason=f"missing or empty: {', '.join(missing)}")
+    if schema is not None and not schema.get(LINES):
+        errors = [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(found)]
+        return Grade(value=float(not errors), reason=errors[0][:200] if errors else "")
+    return Grade(value=1.0)
+
+
+def _asked_schema(request: Mapping[str, Any]) -> dict[str, Any] | None:
+    config = request.get("body") or request.get("config") or {}
+    asked = config.get("response_format") if isinstance(config, Mapping) else None
+    if not isinstance(asked, Mapping):
+        return None
+    schema = (asked.get("json_schema") or {}).get("schema") or asked.get("schema")
+    return schema if isinstance(schema, dict) else None
+
+
+def _fields_in(transition: Transition) -> dict[str, Any]:
+    text = transition.output.strip()
+    try:
+        found = json.loads(text)
+    except ValueError:
+        sections = re.split(r"\[\[ ## (\w+) ## \]\]", text)
+        found = dict(zip(sections[1::2], (part.strip() for part in sections[2::2]), strict=False))
+        found = found or {name: value.strip() for name, value in re.findall(r"(?m)^(\w+):[ \t]*(.*)$", text)}
+    if not isinstance(found, dict):
+        found = {}
+    for tool in transition.tools:
+        found = {**tool.arguments, **found}
+    return found
+
+
+def eligible(task: Task, prediction: dict[str, Any], rollout: Rollout | None, *, syntax: Mapping[str, str] | None = None) -> Grade:
+    """The share of the step's tool calls whose arguments could be run, seen without running them: they are an object, none is
+    empty, they meet the tool's schema where the request carried one, and they are well formed where the language is known.
+
+    Args:
+        syntax: argument's name -> `arithmetic`, `json`, `python` or `sql`; by default expressions, code and queries go by their
+            usual names.
+    """
+    transition = _with_tools(prediction)
+    reasons = [_ineligible(tool, transition.request, syntax) for tool in transition.tools]
+    return Grade(value=sum(reason is None for reason in reasons) / len(reasons), reason=next((r for r in reasons if r), ""))
+
+
+def _ineligible(tool: ToolCall, request: Mapping[str, Any], syntax: Mapping[str, str] | None) -> str | None:
+    if not tool.arguments and tool.error is not None:
+        return f"{tool.name}: no arguments could be read"
+    if empty := [name for name, value in tool.arguments.items() if value is None or (isinstance(value, str) and not value.strip())]:
+        return f"{tool.name}: {', '.join(empty)} is empty"
+    schema = _tool_schema(tool.name, request)
+    if schema is not None:
+        error = next(jsonschema.Draft202012Validator(schema).iter_errors(tool.arguments), None)
+        if error is not None:
+            return f"{tool.name}: {error.message[:200]}"
+    known = {"expression": "arithmetic", "code": "python", "query": "", "sql": "sql", "json": "json"} if syntax is None else syntax
+    for name, value in tool.arguments.items():
+        check = _SYNTAX.get(known.get(name, ""))
+        if check is not None and not (isinstance(value, str) and check(value)):
+            return f"{tool.name}: {name} is no {known[name]}: {str(value)[:80]!r}"
+    return None
+
+
+def _tool_schema(name: str, request: Mapping[str, Any]) -> dict[str, Any] | None:
+    for tool in (request.get("body") or request).get("tools") or ():
+        told = tool.get("function", tool) if isinstance(tool, Mapping) else {}
+        schema = told.get("parameters") or told.get("input_schema")
+        if told.get("name") == name and isinstance(schema, dict):
+            return schema
+    return None
+
+
+def _arithmetic(text: str) -> bool:
+    try:
+        tree = ast.parse(text.split("=")[0].replace("×", "*").replace("÷", "/").replace("−", "-").replace("^", "**").strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return all(isinstance(node, _ARITHMETIC) for node in ast.walk(tree)) and any(isinstance(node, ast.Constant) for node in ast.walk(tree))
+
+
+def _python(text: str) -> bool:
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def _json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _sql(text: str) -> bool:
+    quotes = re.sub(r"'(?:[^']|'')*'|\"[^\"]*\"", "", text)
+    return bool(_SQL.match(text)) and quotes.count("(") == quotes.count(")") and not re.search(r"['\"]", quotes)
+
+
+_SYNTAX: dict[str, Callable[[str], bool]] = {"arithmetic": _arithmetic, "json": _json, "python": _python, "sql": _sql}
 
 
 def tool_executed(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
     """The share of the step's tool calls that ran without an error."""
-    tools = _transition(prediction).tools
-    if not tools:
-        raise NoGrade("the step called no tool")
-    return Grade(value=sum(tool.error is None for tool in tools) / len(tools))
+    tools = _with_tools(prediction).tools
+    return Grade(value=sum(tool.error is None for tool in tools) / len(tools), reason=next((t.error for t in tools if t.error), ""))
+
+
+def result_used(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
+    """The share of the step's tool results that stand in a later call's arguments, a later output or the answer."""
+    transition = _with_tools(prediction)
+    if rollout is None:
+        raise NoGrade("a rollout is needed to see what was used later")
+    later = [rollout.prediction or {}]
+    for other in rollout.transitions:
+        if other.t > transition.t:
+            later += [{"output": other.output}, *(tool.arguments for tool in other.tools)]
+    return Grade(value=sum(tool.error is None and is_used(tool, later) for tool in transition.tools) / len(transition.tools))
+
+
+def is_used(call: ToolCall, later: Sequence[Any]) -> bool:
+    """Whether a tool's result stands in any of what came later, as a word or number of its own."""
+    result = "" if call.result is None else plain_text(call.result)
+    pattern = rf"(?<![\w.]){re.escape(result)}(?![\w]|\.\d)"
+    return bool(result) and any(re.search(pattern, plain_text(value)) for value in later)
+
+
+def plain_text(value: Any) -> str:
+    """A text to compare by: of a structure the texts of its values."""
+    if isinstance(value, Mapping):
+        text = " ".join(plain_text(part) for part in value.values())
+    else:
+        text = " ".join(plain_text(part) for part in value) if isinstance(value, list | tuple) else str(value)
+    return " ".join(text.casefold().split()).rstrip(".")
 
 
 def not_repeated(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
-    """1 where no tool call of the step was made before with the same arguments."""
-    transition = _transition(prediction)
-    if not transition.tools or rollout is None:
-        raise NoGrade("the step called no tool")
+    """1 where no tool call of the step was made before with the same arguments, in this step or an earlier one."""
+    transition = _with_tools(prediction)
+    if rollout is None:
+        raise NoGrade("a rollout is needed to see what was called before")
+    made = [_call_key(tool) for tool in transition.tools]
+    before = {_call_key(tool) for tool in _tools_before(rollout, transition.t)}
+    return Grade(value=float(len(set(made)) == len(made) and not before & set(made)))
 
-    def key(tool: Any) -> tuple[str, str]:
-        return tool.name, json.dumps(tool.arguments, sort_keys=True, default=str)
 
-    before = {key(tool) for earlier in rollout.transitions if earlier.t < transition.t for tool in earlier.tools}
-    return Grade(value=float(not any(key(tool) in before for tool in transition.tools)))
+def shortened(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
+    """1 where the step brought the answer nearer: a tool call of it ran, gave what no call before had given, and was still
+    needed: fewer such calls were made before than the task's `tool_calls` says it needs, where it says so."""
+    transition = _with_tools(prediction)
+    if rollout is None:
+        raise NoGrade("a rollout is needed to see what was known before")
+    known = {plain_text(tool.result) for tool in _tools_before(rollout, transition.t) if tool.error is None and tool.result is not None}
+    new = {plain_text(tool.result) for tool in transition.tools if tool.error is None and tool.result is not None} - known
+    needed = getattr(task, "metadata", {}).get("tool_calls")
+    return Grade(value=float(bool(new) and (not isinstance(needed, int) or len(known) < needed)))
+
+
+def _tools_before(rollout: Rollout, t: int) -> list[ToolCall]:
+    return rollout.early_tools + [tool for earlier in rollout.transitions if earlier.t < t for tool in earlier.tools]
+
+
+def _call_key(tool: ToolCall) -> tuple[str, str]:
+    return tool.name, json.dumps(tool.arguments, sort_keys=True, default=str)

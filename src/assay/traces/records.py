@@ -1,16 +1,22 @@
 """Plain records: a rollout, its transitions, its tool calls, its verdicts. No behaviour; the rooms above fill them."""
 
+import hashlib
 import time
 import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Rollout", "ToolCall", "Transition", "Verdict", "new_id"]
+__all__ = ["Rollout", "ToolCall", "Transition", "Verdict", "new_id", "person_digest"]
 
 
 def new_id() -> str:
     """32 hex digits; ids made later sort later (milliseconds first)."""
     return f"{time.time_ns() // 1_000_000:012x}{uuid.uuid4().hex[:20]}"
+
+
+def person_digest(name: str) -> str:
+    """A short hash of a rater's or data subject's name, by which what was made from somebody's data is found."""
+    return hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:16]
 
 
 @dataclass(kw_only=True)
@@ -88,6 +94,8 @@ class Rollout:
     source: str = "program"
     status: str = "running"
     inputs: dict[str, Any] = field(default_factory=dict)
+    expected: dict[str, Any] = field(default_factory=dict)  # what the task expects
+    metadata: dict[str, Any] = field(default_factory=dict)  # of the task: difficulty, known entities, whatever a rubric reads
     prediction: dict[str, Any] | None = None
     error: str | None = None
     rubric: str = ""

@@ -10,7 +10,7 @@ from assay.traces.records import Rollout, ToolCall, Transition, Verdict
 
 __all__ = ["ROLLOUT_JSON", "TRANSITION_JSON", "as_json", "clean", "rollout_of", "row_of", "transition_of"]
 
-ROLLOUT_JSON = {"parameters", "adapters", "inputs", "prediction", "verdicts", "early_tools"}
+ROLLOUT_JSON = {"parameters", "adapters", "inputs", "expected", "metadata", "prediction", "verdicts", "early_tools"}
 TRANSITION_JSON = {"adapters", "request", "response", "tools", "token_ids", "logprobs", "step_rewards"}
 
 

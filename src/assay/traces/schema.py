@@ -2,9 +2,11 @@
 
 from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, String, Table, Text
 
-__all__ = ["SCHEMA_VERSION", "compiled_judges", "labels", "meta", "metadata", "rollouts", "runs", "transitions"]
+__all__ = ["ADDED", "SCHEMA_VERSION", "labels", "made_from", "meta", "metadata", "rollouts", "runs", "transitions"]
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
+# Columns of `rollouts` that older schemas lack, with what their rows then hold.
+ADDED = {"early_tools_json": "[]", "expected_json": "{}", "metadata_json": "{}"}
 
 metadata = MetaData()
 
@@ -43,6 +45,8 @@ rollouts = Table(
     Column("source", String(32), nullable=False),
     Column("status", String(32), nullable=False),
     Column("inputs_json", Text, nullable=False),
+    Column("expected_json", Text, nullable=False),
+    Column("metadata_json", Text, nullable=False),
     Column("prediction_json", Text),
     Column("error", Text),
     Column("rubric", Text, nullable=False),
@@ -100,11 +104,11 @@ labels = Table(
     Column("created_at", Float, nullable=False),
 )
 
-# Where each compiled judge lies and whose labels it was compiled from, as hashes of the raters' names.
-compiled_judges = Table(
-    "compiled_judges",
+# Where each artifact and export lies that was made from people's data, and whose: as hashes of their names.
+made_from = Table(
+    "made_from",
     metadata,
     Column("artifact", String(1000), primary_key=True),
-    Column("raters_json", Text, nullable=False),
+    Column("people_json", Text, nullable=False),
     Column("created_at", Float, nullable=False),
 )

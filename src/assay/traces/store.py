@@ -212,16 +212,32 @@ class Store:
             found = connection.execute(sa.delete(schema.labels).where(schema.labels.c.rater == clean(rater)[:200]))
         return int(found.rowcount)
 
-    def put_judge(self, artifact: str, raters: Sequence[str]) -> None:
-        """Remembers whose labels a compiled judge was made from: by hashes of their names."""
-        self._now(schema.compiled_judges, {"artifact": artifact, "raters_json": as_json(raters), "created_at": time.time()})
+    def rate(self, rollout_id: str, rating: float) -> None:
+        """Keeps a person's rating of a rollout, in [0, 1]; a second one replaces it.
 
-    def judges_of(self, rater: str) -> list[str]:
-        """Artifacts of the judges that were compiled from labels of somebody, by the hash of the name."""
-        table = schema.compiled_judges
+        Raises:
+            ConfigError: out of range.
+            StoreError: there is no such rollout.
+        """
+        if not 0 <= rating <= 1:
+            raise ConfigError(f"rating={rating!r} must be between 0 and 1")
+        self.flush()
+        table = schema.rollouts
+        with self.engine.begin() as connection:
+            found = connection.execute(sa.update(table).where(table.c.id == rollout_id).values(human_rating=float(rating)))
+        if not found.rowcount:
+            raise StoreError(f"there is no rollout {rollout_id!r}")
+
+    def put_artifact(self, artifact: str, people: Sequence[str]) -> None:
+        """Remembers whose data an artifact or an export was made from: by hashes of their names (`person_digest`)."""
+        self._now(schema.made_from, {"artifact": artifact, "people_json": as_json(sorted(people)), "created_at": time.time()})
+
+    def artifacts_of(self, person: str) -> list[str]:
+        """What was made from somebody's data, by the hash of the name; oldest first."""
+        table = schema.made_from
         with self.engine.connect() as connection:
-            rows = connection.execute(sa.select(table.c.artifact, table.c.raters_json).order_by(table.c.created_at)).all()
-        return [artifact for artifact, raters in rows if rater in json.loads(raters)]
+            rows = connection.execute(sa.select(table.c.artifact, table.c.people_json).order_by(table.c.created_at)).all()
+        return [artifact for artifact, people in rows if person in json.loads(people)]
 
     def _now(self, table: sa.Table, row: dict[str, Any]) -> None:
         try:
@@ -344,11 +360,16 @@ def _create(engine: sa.Engine) -> None:
 
 
 def _upgrade(engine: sa.Engine) -> None:
-    """Schema 1 had no `early_tools_json`, schema 2 no labels (their tables are made like any others); what a store holds is kept."""
-    known = {column["name"] for column in sa.inspect(engine).get_columns("rollouts")}
+    """Brings an older schema to this one: missing columns, and until 3 what is now `made_from`. What a store holds is kept."""
+    inspector = sa.inspect(engine)
+    known = {column["name"] for column in inspector.get_columns("rollouts")}
     with engine.begin() as connection:
-        if "early_tools_json" not in known:
-            connection.execute(sa.text("ALTER TABLE rollouts ADD COLUMN early_tools_json TEXT NOT NULL DEFAULT '[]'"))
+        for name, empty in schema.ADDED.items():
+            if name not in known:
+                connection.execute(sa.text(f"ALTER TABLE rollouts ADD COLUMN {name} TEXT NOT NULL DEFAULT '{empty}'"))
+        if inspector.has_table("compiled_judges"):
+            connection.execute(sa.text("INSERT INTO made_from SELECT artifact, raters_json, created_at FROM compiled_judges"))
+            connection.execute(sa.text("DROP TABLE compiled_judges"))
         older = [str(version) for version in range(1, schema.SCHEMA_VERSION)]
         where = (schema.meta.c.key == "schema") & schema.meta.c.value.in_(older)
         connection.execute(sa.update(schema.meta).where(where).values(value=str(schema.SCHEMA_VERSION)))
@@ -360,4 +381,6 @@ def _upsert(dialect: str, table: sa.Table, *, replace: bool = True) -> Any:
     if not replace:
         return insert.on_conflict_do_nothing(index_elements=keys)
     changed = {column.name: insert.excluded[column.name] for column in table.columns if column.name not in keys}
+    if table is schema.rollouts:  # a person's rating may have come while the run that writes the rollout did not know of it
+        changed["human_rating"] = sa.func.coalesce(insert.excluded.human_rating, table.c.human_rating)
     return insert.on_conflict_do_update(index_elements=keys, set_=changed)

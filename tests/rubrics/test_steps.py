@@ -1,0 +1,122 @@
+"""Step checks: what is read from the record of a step, each with a case that fails it."""
+
+import json
+from typing import Any
+
+import pytest
+
+from assay.datasets import Task
+from assay.models.embedded import LINES
+from assay.rubrics import NoGrade, steps
+from assay.traces import Rollout, ToolCall, Transition
+
+TASK = Task(id="t", inputs={"question": "?"}, metadata={"tool_calls": 2})
+
+
+def call(arguments: dict[str, Any], result: str | None = "2", error: str | None = None) -> ToolCall:
+    return ToolCall(name="calculator", arguments=arguments, result=result, error=error)
+
+
+def graded(check: Any, rollout: Rollout, t: int, **options: Any) -> float | None:
+    try:
+        return float(check(TASK, {"transition": rollout.transitions[t]}, rollout, **options).value)
+    except NoGrade:
+        return None
+
+
+def rollout(*turns: Transition, **options: Any) -> Rollout:
+    return Rollout(transitions=[*turns], **options)
+
+
+def turn(t: int, *tools: ToolCall, output: str = "x", request: dict[str, Any] | None = None, error: str | None = None) -> Transition:
+    return Transition(t=t, model="m", request=request or {}, output=output, tools=[*tools], error=error)
+
+
+SCHEMA = {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]}
+
+
+def asks(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"config": {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}}
+
+
+@pytest.mark.parametrize(
+    ("output", "request_", "options", "expected"),
+    [
+        ('{"expression": "1+1"}', asks(SCHEMA), {}, 1),
+        ('{"expression": 3}', asks(SCHEMA), {}, 0),
+        ('{"expression": ""}', asks(SCHEMA), {}, 0),
+        ("no JSON at all", asks(SCHEMA), {}, 0),
+        ("[1, 2]", asks(SCHEMA), {}, 0),
+        ("expression: 1+1", asks({**SCHEMA, LINES: True}), {}, 1),
+        ("expression:", asks({**SCHEMA, LINES: True}), {}, 0),
+        ("[[ ## expression ## ]]\n1+1\n\n[[ ## completed ## ]]", {}, {"fields": ["expression"]}, 1),
+        ("[[ ## expresion ## ]]\n1+1", {}, {"fields": ["expression"]}, 0),
+        ("anything", {}, {}, 1),
+        ("", {}, {}, 0),
+    ],
+)
+def test_parsed_reads_every_form_and_misses_what_is_missing(output: str, request_: dict[str, Any], options: dict[str, Any], expected: int) -> None:
+    assert graded(steps.parsed, rollout(turn(0, output=output, request=request_)), 0, **options) == expected
+
+
+def test_parsed_knows_the_step_that_ended_the_run_unread() -> None:
+    broken = rollout(turn(0), turn(1), status="failed", error="the answer could not be read: 'x'")
+    assert [graded(steps.parsed, broken, t) for t in (0, 1)] == [1, 0]
+    assert graded(steps.parsed, broken, 0, tools_only=True) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "request_", "expected"),
+    [
+        ({"expression": "(3/5)^(-2)"}, {}, 1),
+        ({"expression": "sqrt(7"}, {}, 0),
+        ({"expression": "the sum"}, {}, 0),
+        ({"expression": " "}, {}, 0),
+        ({"expression": 12}, {}, 0),
+        ({"expression": "1+1"}, {"tools": [{"type": "function", "function": {"name": "calculator", "parameters": SCHEMA}}]}, 1),
+        ({"number": "1+1"}, {"tools": [{"name": "calculator", "parameters": SCHEMA}]}, 0),
+        ({"number": "1+1"}, {"body": {"tools": [{"name": "calculator", "input_schema": SCHEMA}]}}, 0),
+        ({"code": "def f(:"}, {}, 0),
+        ({"sql": "SELECT ')' FROM t WHERE (a = 1)"}, {}, 1),
+        ({"sql": "SELECT (a FROM t"}, {}, 0),
+        ({"sql": "please list them"}, {}, 0),
+    ],
+)
+def test_eligible_sees_without_running(arguments: dict[str, Any], request_: dict[str, Any], expected: int) -> None:
+    assert graded(steps.eligible, rollout(turn(0, call(arguments), request=request_)), 0) == expected
+
+
+def test_eligible_takes_the_languages_of_ones_own_arguments() -> None:
+    run = rollout(turn(0, call({"payload": "{]"})))
+    assert graded(steps.eligible, run, 0) == 1
+    assert graded(steps.eligible, run, 0, syntax={"payload": "json"}) == 0
+
+
+def test_a_result_is_used_by_a_later_step_or_the_answer() -> None:
+    run = rollout(
+        turn(0, call({"expression": "1+1"}, "2")), turn(1, call({"expression": "2*3"}, "6")), turn(2, output="it is 66"), prediction={"answer": "12"}
+    )
+    assert [graded(steps.result_used, run, t) for t in range(3)] == [1, 0, None]  # 6 stands in 66 only as a digit
+
+
+def test_repeating_a_call_and_what_is_already_known_earn_nothing() -> None:
+    run = rollout(turn(0, call({"expression": "1+1"})), turn(1, call({"expression": "1+1"})), turn(2, call({"expression": "4-2"})))
+    assert [graded(steps.not_repeated, run, t) for t in range(3)] == [1, 0, 1]
+    assert [graded(steps.shortened, run, t) for t in range(3)] == [1, 0, 0]
+    twice = rollout(turn(0, call({"expression": "1"}), call({"expression": "1"})))
+    assert graded(steps.not_repeated, twice, 0) == 0
+
+
+def test_a_step_beyond_what_the_task_needs_shortens_nothing() -> None:
+    run = rollout(*(turn(t, call({"expression": f"{t}+0"}, str(t))) for t in range(3)), turn(3, call({"expression": "x"}, None, "failed")))
+    assert [graded(steps.shortened, run, t) for t in range(4)] == [1, 1, 0, 0]
+
+
+def test_steps_without_tools_and_hostile_arguments_break_nothing() -> None:
+    plain = rollout(turn(0))
+    assert [graded(getattr(steps, name), plain, 0) for name in ("eligible", "result_used", "not_repeated", "shortened", "tool_executed")] == [
+        None
+    ] * 5
+    deep = json.loads("[" * 500 + "]" * 500)
+    for arguments in ({"expression": "(" * 5000}, {"expression": "9" * 100_000}, {"code": "\0"}, {"x": deep}, {"expression": "\ud800"}):
+        assert graded(steps.eligible, rollout(turn(0, call(arguments))), 0) in (0, 1)

@@ -1,0 +1,131 @@
+"""Credit: worked values, and what must hold whatever the rewards."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay.errors import ConfigError, Unscored
+from assay.traces import Rollout, Transition
+from assay.traces.credit import Baseline, fitted_values, gae, returns, rewards_of
+
+REWARDS = st.lists(st.floats(-10, 10), min_size=1, max_size=6)
+
+
+def rollout(steps: list[float], score: float | None, rating: float | None = None) -> Rollout:
+    transitions = [Transition(t=t, model="m", request={}, step_rewards={"a": value}) for t, value in enumerate(steps)]
+    return Rollout(score=score, human_rating=rating, transitions=transitions)
+
+
+def credited(group: list[list[float]], **options: bool) -> list[list[float]]:
+    baseline, of = Baseline(**options), [returns(rewards) for rewards in group]
+    for rewards, values in zip(group, of, strict=True):
+        baseline.add(values, math.fsum(rewards))
+    return [baseline.advantages(values) for values in of]
+
+
+def test_the_fields_worked_example_returns_1_45() -> None:
+    rewards = rewards_of(rollout([0.15, 0.15, 0.15, 0.0], 1.0))
+    assert rewards == [0.15, 0.15, 0.15, 1.0]
+    assert returns(rewards) == pytest.approx([1.45, 1.30, 1.15, 1.0])
+    assert returns(rewards, scheme="episode") == pytest.approx([1.45] * 4)
+    assert returns(rewards, scheme="uniform") == pytest.approx([1.45 / 4] * 4)
+    assert returns(rewards, scheme="step") == rewards
+    # 1.0; 0.15 + 0.5; 0.15 + 0.5·0.65; 0.15 + 0.5·0.475
+    assert returns(rewards, discount=0.5) == pytest.approx([0.3875, 0.475, 0.65, 1.0])
+
+
+def test_two_of_three_worked_by_hand() -> None:
+    # turn 0: 1, 0, 0. Leave one out: 1 - 0; 0 - 1/2; 0 - 1/2. Sample deviation of 1, 0, 0: sqrt(((2/3)^2 + 2/9) / 2) = 0.57735
+    found = credited([[1.0], [0.0], [0.0]])
+    assert [value for (value,) in found] == pytest.approx([1 / 0.57745, -0.5 / 0.57745, -0.5 / 0.57745], rel=1e-4)
+    plain = credited([[1.0], [0.0], [0.0]], leave_one_out=False, scale=False)
+    assert [value for (value,) in plain] == pytest.approx([2 / 3, -1 / 3, -1 / 3])
+
+
+def test_a_longer_way_is_held_against_where_the_shorter_ended() -> None:
+    # the second rollout has no turn 1: it stands there with its last return, 1.0
+    (_, second), _ = credited([[0.0, 0.25], [1.0]], scale=False)
+    assert second == pytest.approx(0.25 - 1.0)
+
+
+def test_schemes_and_discounts_that_make_no_sense_are_refused() -> None:
+    for options, match in (
+        ({"scheme": "magic"}, "must be one of"),
+        ({"discount": 1.5}, "between 0 and 1"),
+        ({"discount": 0.9, "scheme": "episode"}, "no effect"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            returns([1.0], **options)  # type: ignore[arg-type]
+
+
+def test_a_missing_score_is_never_a_number() -> None:
+    for broken in (rollout([0.0], None), rollout([0.0], math.nan), rollout([math.inf], 1.0)):
+        with pytest.raises(Unscored):
+            rewards_of(broken)
+    assert rewards_of(rollout([0.1, 0.2], 0.5, rating=1.0), outcome="human", step_weight=0.0) == [0.0, 1.0]
+    assert rewards_of(rollout([0.1, 0.2], 0.5, rating=1.0), outcome_weight=2.0) == pytest.approx([0.1, 1.2])
+    assert rewards_of(rollout([], 0.5)) == []
+
+
+@given(REWARDS, st.integers(2, 5))
+def test_identical_rollouts_give_exactly_zero(rewards: list[float], count: int) -> None:
+    assert credited([rewards] * count) == [[0.0] * len(rewards)] * count
+
+
+@given(st.lists(st.integers(1, 5), min_size=2, max_size=6), st.floats(0.01, 0.2))
+def test_a_group_that_uses_a_tool_rightly_is_never_pushed_off_it(calls: list[int], step: float) -> None:
+    group = [[step] * tools + [1.0] for tools in calls]
+    found = credited(group)
+    for turn in range(max(calls)):
+        pushes = [advantages[turn] for tools, advantages in zip(calls, found, strict=True) if turn < tools]
+        assert math.fsum(pushes) >= -1e-9
+
+
+@given(st.lists(st.lists(st.floats(-10, 10), min_size=3, max_size=3), min_size=2, max_size=6))
+def test_rollouts_of_one_length_are_pushed_to_and_fro_equally(group: list[list[float]]) -> None:
+    found = credited(group)
+    for turn in range(3):
+        assert math.fsum(advantages[turn] for advantages in found) == pytest.approx(0.0, abs=1e-6)
+
+
+@given(st.lists(REWARDS, min_size=2, max_size=6), st.randoms())
+def test_the_order_of_rollouts_does_not_matter(group: list[list[float]], random: "np.random.RandomState") -> None:
+    order = list(range(len(group)))
+    random.shuffle(order)
+    found, shuffled = credited(group), credited([group[at] for at in order])
+    for at, advantages in zip(order, shuffled, strict=True):
+        assert advantages == pytest.approx(found[at], rel=1e-6, abs=1e-6)
+
+
+@given(st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=6), min_size=2, max_size=8), st.floats(1.5, 100))
+def test_scaled_rewards_push_as_hard(group: list[list[float]], factor: float) -> None:
+    sums = [math.fsum(rewards) for rewards in group]
+    if max(sums) - min(sums) < 0.05:
+        return
+    found, larger = credited(group), credited([[factor * reward for reward in rewards] for rewards in group])
+    for a, b in zip(found, larger, strict=True):
+        assert b == pytest.approx(a, rel=0.02, abs=1e-3)
+
+
+def test_gae_between_one_step_and_the_whole_return() -> None:
+    rewards, values = [0.15, 0.15, 1.0], [0.5, 0.6, 0.7]
+    assert gae(rewards, values, decay=1.0) == pytest.approx([1.3 - 0.5, 1.15 - 0.6, 1.0 - 0.7])
+    assert gae(rewards, values, decay=0.0) == pytest.approx([0.15 + 0.6 - 0.5, 0.15 + 0.7 - 0.6, 1.0 - 0.7])
+    with pytest.raises(ConfigError, match="3 rewards for 1 values"):
+        gae(rewards, [0.0])
+
+
+def test_fitted_values_follow_features_and_never_see_their_own_group() -> None:
+    rng = np.random.default_rng(0)
+    hard = rng.integers(0, 2, 60)
+    features = [[{"hard": float(h)}] for h in hard]
+    groups = [f"g{at}" for at in range(60)]
+    found = fitted_values(features, [[1.0 - h] for h in hard], groups)
+    assert all(abs(value - (1 - h)) < 0.1 for (value,), h in zip(found, hard, strict=True))
+    odd = fitted_values(features, [[100.0 if at == 0 else 1.0 - h] for at, h in enumerate(hard)], groups)
+    assert odd[0] == pytest.approx(found[0])  # what its own rollout earned does not move its value
+    assert fitted_values([], [], []) == []
+    assert fitted_values([[{}], [{}]], [[1.0], [3.0]], ["a", "a"]) == [[2.0], [2.0]]
