@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import Any
 
@@ -64,6 +64,11 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--resume", is_flag=True, help="Go on with this job's unfinished run."),
         json_option(),
     ]
+    return with_options(function, options)
+
+
+def with_options(function: Callable[..., Any], options: Sequence[Any]) -> Callable[..., Any]:
+    """The command with options, shown in their order."""
     for option in reversed(options):
         function = option(function)
     return function
@@ -130,7 +135,7 @@ class Console:
         self.rich = Rich(stderr=True, highlight=False)
 
     def say(self, text: str) -> None:
-        self.rich.print(text, markup=False)
+        self.rich.print(text, markup=False, soft_wrap=True)
 
     @contextmanager
     def bar(self, name: str, total: int | None) -> Iterator[Callable[[int], None]]:

@@ -1,0 +1,88 @@
+"""`assay serve`: the gateway in front of a model."""
+
+import asyncio
+import signal
+from typing import Any
+
+import click
+
+from assay.cli.shared import Console, print_json
+
+__all__ = ["command"]
+
+
+@click.command("serve")
+@click.option("--model", metavar="NAME", help="What answers: embedded/smollm2-135m, or any of litellm's names; with --upstream the server's own.")
+@click.option("--upstream", metavar="URL", help="A server that speaks OpenAI chat completions (vLLM, llama.cpp, a provider).")
+@click.option(
+    "--upstream-key", envvar="ASSAY_UPSTREAM_KEY", help="Key of the upstream, or $ASSAY_UPSTREAM_KEY; by default callers' own are passed on."
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Beyond loopback it wants a --key.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8321, show_default=True, help="0 takes a free one.")
+@click.option("--key", envvar="ASSAY_KEY", help="What callers must send, or $ASSAY_KEY.")
+@click.option("--idle-s", type=click.FloatRange(0.1), default=600.0, show_default=True, help="A rollout without a call for so long ends.")
+@click.option("--max-body-mb", type=click.IntRange(1), default=10, show_default=True)
+@click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE.")
+@click.option("--json", "as_json", is_flag=True, help="The address, and at the end the audit, as JSON lines on standard output.")
+def command(**values: Any) -> None:
+    """Record any agent that speaks OpenAI chat completions, Responses or Anthropic messages: set its base URL to this gateway.
+
+    \b
+    OPENAI_BASE_URL=http://127.0.0.1:8321/v1   ANTHROPIC_BASE_URL=http://127.0.0.1:8321
+    """
+    if values["model"] is None and values["upstream"] is None:
+        values["model"] = "embedded/smollm2-135m"
+    asyncio.run(_serve(**values))
+
+
+async def _serve(
+    *, model: str | None, upstream: str | None, upstream_key: str | None, host: str, port: int, key: str | None, idle_s: float, max_body_mb: int,
+    store: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    import time
+
+    from aiohttp import web
+
+    from assay.errors import AssayError
+    from assay.traces.gateway import Gateway
+    from assay.traces.records import new_id
+    from assay.traces.store import Store
+    from assay.traces.upstreams import upstream_of
+
+    shown, started, run_id = Console(), time.time(), f"serve-{new_id()[:12]}"
+    answers = upstream_of(model, base=upstream, key=upstream_key)
+    opened = Store(store)
+    gateway = Gateway(opened, answers, key=key, host=host, run_id=run_id, idle_s=idle_s, max_body=max_body_mb << 20)
+    config = {"model": model, "upstream": upstream, "host": host, "port": port, "idle_s": idle_s}
+    runner = web.AppRunner(gateway.app(), access_log=None, shutdown_timeout=5.0, handler_cancellation=True)
+    await runner.setup()
+    site = web.TCPSite(runner, host, port, backlog=1024)
+    try:
+        await site.start()
+    except OSError as error:
+        await runner.cleanup()
+        opened.close()
+        raise AssayError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port") from None
+    where = runner.addresses[0][1]
+    address = f"http://{'[' + host + ']' if ':' in host else host}:{where}"
+    opened.put_run(run_id, kind="serve", config=config, status="running", started_at=started)
+    if as_json:
+        print_json({"url": address, "model": answers.name, "run": run_id})
+    shown.say(f"{answers.name} at {address}, recorded in {store or '.assay/assay.db'}; Ctrl-C ends it")
+    shown.say(f"  OPENAI_BASE_URL={address}/v1  ANTHROPIC_BASE_URL={address}" + ("" if key is None else "  (callers must send the key)"))
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        await runner.cleanup()
+        audit = gateway.stats()
+        opened.put_run(run_id, kind="serve", config=config, status="done", started_at=started, unseen=audit["unseen"])
+        opened.close()
+    if as_json:
+        print_json(audit)
+    shown.say(
+        f"{audit['calls']} calls went to a model, {audit['stored']} are stored, {audit['unseen']} were not seen; "
+        f"{audit['unclosed']} rollouts were never closed"
+    )

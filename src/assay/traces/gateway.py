@@ -1,0 +1,414 @@
+"""The gateway: any agent that speaks OpenAI chat completions, Responses or Anthropic messages is recorded without changing its code.
+
+Requests and answers pass as they are, streamed or not; what went by becomes transitions of rollouts once it is over. Keys are never
+kept. Every call that went to a model is counted beside what was stored: what could not be seen is said, never made up.
+"""
+
+import asyncio
+import hmac
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from assay.errors import AssayError, ConfigError, StoreError
+from assay.traces.dialects import DIALECTS, Answer, answer_of, chat_messages, read_events
+from assay.traces.live import Live, LiveRollouts, rollout_id_of
+from assay.traces.records import Transition
+from assay.traces.store import Store
+from assay.traces.upstreams import HttpUpstream, LitellmUpstream, upstream_of
+
+__all__ = ["Gateway"]
+
+_LOG = logging.getLogger("assay.gateway")
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_KEPT = 64 << 20  # bytes of one streamed answer that are kept
+Upstream = HttpUpstream | LitellmUpstream
+
+
+class Gateway:
+    """Args:
+    upstream: what answers new rollouts; `serve_model` changes it while agents run.
+    key: what callers must send; needed where it listens beyond loopback.
+    host: address it listens on.
+    max_body: bytes of a request.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        upstream: Upstream,
+        *,
+        key: str | None = None,
+        host: str = "127.0.0.1",
+        run_id: str = "",
+        idle_s: float = 600.0,
+        max_body: int = 10 << 20,
+    ) -> None:
+        if host not in _LOOPBACK and not key:
+            raise ConfigError(f"host={host!r} is open to others: set a key that callers must send (--key, or ASSAY_KEY)")
+        if key is not None and (len(key) < 8 or "." in key or not key.isascii() or any(c.isspace() for c in key)):
+            raise ConfigError("the key must have at least 8 characters, without a dot or spaces")
+        self.store, self.upstream, self.key, self.max_body = store, upstream, key, max_body
+        self.rollouts = LiveRollouts(store, run_id=run_id, idle_s=idle_s)
+        self.asked = self.stored = self.refused = 0
+        self.past: dict[str, int] = {}  # paths that are no LM calls we can read, by how often they were asked for
+        self._upstreams: list[Upstream] = [upstream]
+
+    # -- the application
+
+    def app(self) -> web.Application:
+        """An aiohttp application; `web.run_app` or any runner serves it."""
+        app = web.Application(client_max_size=self.max_body, middlewares=[self._guard])
+        for dialect, path in DIALECTS.items():
+            for prefix in ("", "/r/{rollout}"):
+                app.router.add_post(prefix + path, self._call_of(dialect))
+                app.router.add_post(prefix + path.removeprefix("/v1"), self._call_of(dialect))
+        for prefix in ("", "/r/{rollout}"):
+            app.router.add_get(f"{prefix}/v1/models", self._models)
+        app.router.add_post("/assay/rollouts", self._open)
+        app.router.add_get("/assay/rollouts/{rollout}", self._show)
+        app.router.add_post("/assay/rollouts/{rollout}/reward", self._reward)
+        app.router.add_post("/assay/rollouts/{rollout}/close", self._close)
+        app.router.add_post("/r/{rollout}/reward", self._reward)
+        app.router.add_post("/r/{rollout}/close", self._close)
+        app.router.add_post("/feedback", self._feedback)
+        app.router.add_get("/assay/stats", self._stats)
+        app.router.add_post("/assay/model", self._serve_model)
+        app.router.add_get("/health", self._health)
+        app.cleanup_ctx.append(self._running)
+        return app
+
+    async def _running(self, app: web.Application) -> Any:
+        async def sweeping() -> None:
+            while True:
+                await asyncio.sleep(min(30.0, max(0.05, self.rollouts.idle_s / 4)))
+                self.rollouts.sweep()
+
+        task = asyncio.create_task(sweeping())
+        yield
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        self.rollouts.sweep(all_of_them=True)
+        for upstream in self._upstreams:
+            await upstream.close()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
+        """The key, and errors in the shape that clients read."""
+        if request.path != "/health" and not self._allowed(request):
+            return _error(401, "wrong or missing key: send the gateway's key as a bearer token or x-api-key")
+        try:
+            return await handler(request)
+        except ConfigError as error:
+            return _error(422, str(error))
+        except StoreError as error:
+            return _error(404, str(error))
+        except AssayError as error:
+            return _error(500, str(error))
+        except web.HTTPRequestEntityTooLarge:
+            return _error(413, f"the body is larger than {self.max_body >> 20} MB; --max-body-mb raises it")
+        except web.HTTPException as error:
+            if error.status == 404 and request.path.startswith(("/v1/", "/r/")):
+                name = request.path if len(self.past) < 100 else "other"
+                self.past[name] = self.past.get(name, 0) + 1
+                return _error(404, f"{request.path} is not spoken here: there are {', '.join(DIALECTS.values())}")
+            return _error(error.status, error.reason)
+
+    def _allowed(self, request: web.Request) -> bool:
+        if self.key is None:
+            return True
+        return hmac.compare_digest(_sent_key(request).partition(".")[0].encode("utf-8", "replace"), self.key.encode())
+
+    # -- calls
+
+    def _call_of(self, dialect: str) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def call(request: web.Request) -> web.StreamResponse:
+            return await self._call(dialect, request)
+
+        return call
+
+    async def _call(self, dialect: str, request: web.Request) -> web.StreamResponse:
+        raw = await request.read()
+        body = _body(raw)
+        messages = chat_messages({"dialect": dialect, "body": body})
+        live = await self._rollout_of(dialect, request, body, messages)
+        turn = self.rollouts.asked(live, messages)
+        transition = Transition(
+            t=turn, model=live.upstream.name, weights=live.upstream.weights, adapters=tuple(live.upstream.adapters),
+            request={"dialect": dialect, "body": body}, started_at=time.time(), constrained=_constrained(body),
+        )  # fmt: skip
+        self.asked += 1
+        passed = _Passed()
+        clock = time.perf_counter()
+        try:
+            headers = {k: v for k, v in request.headers.items() if self.key is None or k.lower() not in ("authorization", "x-api-key")}
+            async with live.upstream.ask(dialect, body, raw, headers) as reply:
+                return await _pass_on(request, reply, passed, live.rollout.id, bool(body.get("stream")))
+        except AssayError as error:  # a package that is missing: the caller is told which
+            passed.error = str(error)
+            raise
+        except (ConnectionResetError, asyncio.CancelledError):
+            passed.error = "the client went away before the answer was complete"
+            raise
+        except (OSError, TimeoutError) as error:
+            passed.error = passed.error or f"{type(error).__name__}: {error}"
+            if passed.response is None:
+                return _error(502, f"the upstream does not answer: {type(error).__name__}", rollout=live.rollout.id)
+            raise
+        except Exception as error:  # aiohttp's client errors are no OSErrors all of them
+            passed.error = passed.error or f"{type(error).__name__}: {error}"
+            if passed.response is None:
+                return _error(502, f"the upstream broke off: {type(error).__name__}", rollout=live.rollout.id)
+            raise ConnectionResetError(str(error)) from error
+        finally:
+            transition.latency_ms = (time.perf_counter() - clock) * 1000
+            self._keep(live, transition, messages, dialect, passed)
+            if request.headers.get("x-assay-end"):
+                with suppress(StoreError):
+                    self.rollouts.close(live.rollout.id)
+
+    async def _rollout_of(self, dialect: str, request: web.Request, body: dict[str, Any], messages: list[dict[str, Any]]) -> Live:
+        """By header, by path, by key, or by the conversation itself."""
+        name = request.headers.get("x-assay-rollout") or request.match_info.get("rollout") or _rollout_in_key(request, self.key)
+        if name is None:
+            return self.rollouts.of_conversation(dialect, body, messages, self.upstream)
+        if len(name) > 200:
+            raise ConfigError("a rollout's name may have at most 200 characters")
+        known = None if rollout_id_of(name) in self.rollouts.open else await asyncio.to_thread(self.rollouts.stored, name)
+        live = self.rollouts.named(name, self.upstream, known)
+        if not live.rollout.task_id and not live.turns:
+            told = request.headers
+            said = next((str(m.get("content") or "") for m in reversed(messages) if m.get("role") == "user"), "")
+            live.rollout.task_id = told.get("x-assay-task", "")[:1000]
+            live.rollout.group_id = told.get("x-assay-group", "")[:1000] or live.rollout.task_id
+            live.rollout.inputs = live.rollout.inputs or {"prompt": said}
+            self.store.put_rollout(live.rollout)
+        return live
+
+    def _keep(self, live: Live, transition: Transition, messages: list[dict[str, Any]], dialect: str, passed: "_Passed") -> None:
+        """A call that has ended becomes a transition. What cannot be read of it is kept as text with an error, never dropped."""
+        answer: Answer | None = None
+        response_id = None
+        transition.error = passed.error
+        try:
+            body, complete = passed.read(dialect)
+            if body is not None:
+                transition.response = {"body": body}
+                response_id = body.get("id") if dialect == "responses" else None
+                answer = answer_of(dialect, body)
+                transition.output, transition.token_ids, transition.logprobs = answer.text, answer.token_ids, answer.logprobs
+                transition.prompt_tokens, transition.completion_tokens = answer.prompt_tokens, answer.completion_tokens
+                if transition.completion_tokens is None and answer.logprobs is not None:
+                    transition.completion_tokens = len(answer.logprobs)
+            if passed.status >= 400:
+                transition.error = transition.error or f"HTTP {passed.status}: {passed.text[:500]}"
+                answer = None
+            elif not complete:
+                transition.error = transition.error or "the answer was not complete"
+            elif body is None:
+                transition.error = transition.error or "the answer could not be read"
+        except Exception as error:
+            transition.error, transition.output = transition.error or f"the answer could not be read: {error}", passed.text[:20_000]
+        transition.cost_usd = live.upstream.price_usd
+        try:
+            self.rollouts.answered(live, transition, messages, answer if transition.error is None else None, response_id)
+            self.stored += 1
+        except Exception as error:  # the caller has its answer; the audit will say that this one is missing
+            _LOG.error("a call could not be stored: %s: %s", type(error).__name__, error)
+
+    # -- rollouts over HTTP
+
+    async def _open(self, request: web.Request) -> web.Response:
+        told = _body(await request.read() or b"{}")
+        name = told.pop("id", None)
+        if name is not None and (not isinstance(name, str) or not 0 < len(name) <= 200 or "/" in name):
+            raise ConfigError("id must be a text of at most 200 characters without a slash")
+        live = self.rollouts.begin(self.upstream, name, told)
+        rollout_id = live.rollout.id
+        base = f"{request.scheme}://{request.host}/r/{rollout_id}"
+        api_key = f"{self.key}.{rollout_id}" if self.key else f"rollout-{rollout_id}"
+        return web.json_response({"id": rollout_id, "base_url": f"{base}/v1", "anthropic_base_url": base, "api_key": api_key})
+
+    async def _show(self, request: web.Request) -> web.Response:
+        await asyncio.to_thread(self.store.flush)
+        found = await asyncio.to_thread(self.store.rollout, self._id(request))
+        told = {"id": found.id, "status": found.status, "score": found.score, "human_rating": found.human_rating, "turns": len(found.transitions)}
+        return web.json_response(told)
+
+    async def _reward(self, request: web.Request) -> web.Response:
+        told = _body(await request.read())
+        value = told.get("reward", told.get("value"))
+        await asyncio.to_thread(self.store.flush)
+        found = self.rollouts.reward(self._id(request), value, t=told.get("t"), criterion=str(told.get("name", "posted")))
+        return web.json_response({"id": found.id})
+
+    async def _close(self, request: web.Request) -> web.Response:
+        told = _body(await request.read() or b"{}")
+        if told.get("reward") is not None:
+            await asyncio.to_thread(self.store.flush)
+            self.rollouts.reward(self._id(request), told["reward"])
+        found = self.rollouts.close(
+            self._id(request), status=str(told.get("status", "done")), prediction=told.get("prediction"), error=told.get("error")
+        )
+        return web.json_response({"id": found.id, "status": found.status})
+
+    async def _feedback(self, request: web.Request) -> web.Response:
+        told = _body(await request.read())
+        rating = told.get("rating")
+        if isinstance(rating, bool) or not isinstance(rating, int | float):
+            raise ConfigError(f"rating={rating!r} must be a number between 0 and 1")
+        rollout_id = rollout_id_of(str(told.get("rollout", "")))
+        await asyncio.to_thread(self.store.rate, rollout_id, float(rating))
+        if (live := self.rollouts.open.get(rollout_id)) is not None:
+            live.rollout.human_rating = float(rating)
+        return web.json_response({"rollout": rollout_id, "rating": rating})
+
+    def _id(self, request: web.Request) -> str:
+        return rollout_id_of(request.match_info["rollout"])
+
+    # -- the rest
+
+    async def _serve_model(self, request: web.Request) -> web.Response:
+        told = _body(await request.read())
+        name = told.get("model")
+        if not isinstance(name, str) or not name:
+            raise ConfigError('name the model: {"model": "embedded/smollm2-135m"}')
+        upstream = await asyncio.to_thread(upstream_of, name, base=told.get("upstream"))
+        self.serve_model(upstream)
+        return web.json_response({"model": upstream.name, "weights": upstream.weights, "adapters": list(upstream.adapters)})
+
+    def serve_model(self, upstream: Upstream) -> None:
+        """Another model or adapter for new rollouts; those that are open keep theirs."""
+        self.upstream = upstream
+        self._upstreams.append(upstream)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        status, data, kind = await self.upstream.get("/v1/models", request.headers)
+        return web.Response(status=status, body=data, headers={"Content-Type": kind})
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok", "model": self.upstream.name})
+
+    async def _stats(self, request: web.Request) -> web.Response:
+        return web.json_response(self.stats())
+
+    def stats(self) -> dict[str, Any]:
+        """Calls that went to a model, calls that were stored, and what was not seen; rollouts open, closed and never closed."""
+        rollouts = self.rollouts
+        in_flight = sum(live.in_flight for live in rollouts.open.values())
+        return {
+            "calls": self.asked, "stored": self.stored - self.store.dropped, "in_flight": in_flight,
+            "unseen": self.unseen, "not_spoken": dict(self.past), "open": len(rollouts.open), "closed": rollouts.closed,
+            "unclosed": rollouts.unclosed, "model": self.upstream.name,
+        }  # fmt: skip
+
+    @property
+    def unseen(self) -> int:
+        """Calls that went to a model and are not in the store."""
+        in_flight = sum(live.in_flight for live in self.rollouts.open.values())
+        return max(0, self.asked - in_flight - self.stored) + self.store.dropped
+
+
+class _Passed:
+    """What went by of one answer."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self.size = self.status = 0
+        self.streamed = False
+        self.error: str | None = None
+        self.response: web.StreamResponse | None = None
+
+    def see(self, chunk: bytes) -> None:
+        self.size += len(chunk)
+        if self.size <= _KEPT:
+            self.parts.append(chunk)
+
+    @property
+    def text(self) -> str:
+        return b"".join(self.parts).decode("utf-8", "replace")
+
+    def read(self, dialect: str) -> tuple[dict[str, Any] | None, bool]:
+        """The answer as one body, and whether it came to its end."""
+        if self.status >= 400 or not self.parts:
+            return None, self.status >= 400
+        if not self.streamed:
+            found = _json(b"".join(self.parts))
+            return (found, True) if isinstance(found, dict) else (None, False)
+        events = []
+        for line in b"".join(self.parts).replace(b"\r\n", b"\n").split(b"\n"):
+            if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
+                with suppress(ValueError):
+                    event = _json(data)
+                    events += [event] if isinstance(event, dict) else []
+        broken = next((event["error"] for event in events if event.get("error")), None)
+        if broken is not None:
+            self.error = self.error or f"the upstream: {json.dumps(broken)[:500]}"
+        body, complete = read_events(dialect, events)
+        return body, complete and self.size <= _KEPT
+
+
+async def _pass_on(request: web.Request, reply: Any, passed: _Passed, rollout_id: str, streamed: bool) -> web.StreamResponse:
+    passed.status = reply.status
+    headers = {**reply.headers, "x-assay-rollout": rollout_id}
+    passed.streamed = "event-stream" in {k.lower(): v for k, v in headers.items()}.get("content-type", "")
+    if not passed.streamed:
+        async for chunk in reply.chunks:
+            passed.see(chunk)
+        whole = web.Response(status=reply.status, body=b"".join(passed.parts), headers=headers)
+        passed.response = whole
+        return whole
+    response = passed.response = web.StreamResponse(status=reply.status, headers={**headers, "Cache-Control": "no-cache"})
+    await response.prepare(request)
+    async for chunk in reply.chunks:
+        passed.see(chunk)
+        await response.write(chunk)
+    await response.write_eof()
+    return response
+
+
+def _json(raw: bytes) -> Any:
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError:  # lone surrogates, NaN: as Python reads them
+        return json.loads(raw.decode("utf-8", "surrogatepass"))
+
+
+def _body(raw: bytes) -> dict[str, Any]:
+    try:
+        found = _json(raw)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"the body is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError("the body must be a JSON object")
+    return found
+
+
+def _constrained(body: dict[str, Any]) -> bool:
+    asked = body.get("response_format") or (body.get("text") or {}).get("format") if isinstance(body.get("text") or {}, dict) else None
+    return (isinstance(asked, dict) and asked.get("type") not in (None, "text")) or "grammar" in body
+
+
+def _sent_key(request: web.Request) -> str:
+    bearer = request.headers.get("Authorization", "")
+    return bearer[7:].strip() if bearer[:7].lower() == "bearer " else request.headers.get("x-api-key", "")
+
+
+def _rollout_in_key(request: web.Request, key: str | None) -> str | None:
+    sent = _sent_key(request)
+    if key is not None:
+        return sent.partition(".")[2] or None
+    return sent.removeprefix("rollout-") if sent.startswith("rollout-") else None
+
+
+def _error(status: int, message: str, *, rollout: str | None = None) -> web.Response:
+    headers = {"x-assay-rollout": rollout} if rollout else {}
+    told = {"type": "error", "error": {"message": message, "type": "assay_gateway", "code": status}}
+    return web.json_response(told, status=status, headers=headers)

@@ -1,0 +1,272 @@
+"""The rollouts that are open in a gateway: which one a call belongs to, its turns, its rewards, how it ends.
+
+A call names its rollout, or is found by its conversation: one that goes on from what a rollout was answered belongs to it. Rollouts
+that begin with the same messages are of one task and one group. Does not talk HTTP or to models.
+"""
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from assay.errors import ConfigError, StoreError
+from assay.traces.dialects import Answer, Message, tool_results
+from assay.traces.records import Rollout, Transition, new_id
+from assay.traces.store import Store
+
+__all__ = ["Live", "LiveRollouts", "rollout_id_of"]
+
+_NEVER_CLOSED = "the rollout was never closed"
+_FIELDS = ("task_id", "task_type", "group_id", "split", "program", "program_version", "inputs", "expected", "metadata", "parameters", "tenant",
+           "data_subject", "consent")  # fmt: skip
+_MAPPINGS = ("inputs", "expected", "metadata", "parameters")
+_SHORT = {"split": 32, "program_version": 64, "consent": 64}  # characters; others 1,000
+
+
+def rollout_id_of(name: str) -> str:
+    """The store's id of a rollout by the name that a client gave it: 32 hex digits stand for themselves."""
+    plain = name.lower()
+    if len(plain) == 32 and all(c in "0123456789abcdef" for c in plain):
+        return plain
+    return hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:32]
+
+
+@dataclass
+class Live:
+    """An open rollout. `upstream` is what answers it: it stays the same while others may get a newer model."""
+
+    rollout: Rollout
+    upstream: Any
+    explicit: bool
+    turns: int = 0
+    in_flight: int = 0
+    touched: float = field(default_factory=time.monotonic)
+    waiting: dict[str, tuple[Transition, int]] = field(default_factory=dict)  # tool calls without a result, by id
+    keys: set[bytes] = field(default_factory=set)  # conversations it could go on from
+    step_rewards: dict[int, dict[str, float]] = field(default_factory=dict)
+
+
+class LiveRollouts:
+    """Args:
+    idle_s: a rollout that was found by its conversation ends after so long without a call; one that was opened is then
+        called unclosed: it ends with an error and without a score.
+    """
+
+    def __init__(self, store: Store, *, run_id: str = "", idle_s: float = 600.0) -> None:
+        self.store, self.run_id, self.idle_s = store, run_id, idle_s
+        self.open: dict[str, Live] = {}
+        self._by_conversation: dict[bytes, list[str]] = {}
+        self._by_response: dict[str, str] = {}  # ids of Responses that a later call may go on from
+        self.closed = self.unclosed = 0
+
+    # -- opening
+
+    def begin(self, upstream: Any, name: str | None = None, told: Mapping[str, Any] | None = None, *, explicit: bool = True) -> Live:
+        """Opens a rollout.
+
+        Raises:
+            ConfigError: an unknown field, or one of the wrong kind.
+        """
+        fields = _checked(told or {})
+        rollout = Rollout(id=rollout_id_of(name) if name else new_id(), run_id=self.run_id, source="gateway", phase="serve", **fields)
+        rollout.model, rollout.adapters = upstream.name, tuple(upstream.adapters)
+        if name and rollout.id != name:
+            rollout.metadata = {**rollout.metadata, "client_id": name[:200]}
+        rollout.group_id = rollout.group_id or rollout.task_id
+        live = self.open[rollout.id] = Live(rollout, upstream, explicit)
+        self.store.put_rollout(rollout)
+        return live
+
+    def stored(self, name: str) -> Rollout | None:
+        """The rollout of that name as it stands in the store. Waits for the store."""
+        try:
+            self.store.flush()
+            return self.store.rollout(rollout_id_of(name))
+        except StoreError:
+            return None
+
+    def named(self, name: str, upstream: Any, rollout: Rollout | None) -> Live:
+        """The open rollout of that name; one that was closed or left by an earlier gateway, as it stands in the store, is opened
+        again; a new name begins one."""
+        found = self.open.get(rollout_id_of(name))
+        if found is not None:
+            return found
+        if rollout is None:
+            return self.begin(upstream, name)
+        live = self.open[rollout.id] = Live(rollout, upstream, True, turns=len(rollout.transitions))
+        rollout.transitions, rollout.status, rollout.ended_at = [], "running", None
+        return live
+
+    def of_conversation(self, dialect: str, body: Mapping[str, Any], messages: Sequence[Message], upstream: Any) -> Live:
+        """The rollout whose conversation this request goes on with, or a new one."""
+        if isinstance(previous := body.get("previous_response_id"), str) and (found := self.open.get(self._by_response.get(previous, ""))):
+            return found
+        chain = _chain(messages)
+        for key in reversed(chain[:-1]):
+            waiting = self._by_conversation.get(key, [])
+            for rollout_id in waiting:
+                live = self.open.get(rollout_id)
+                if live is not None and not live.in_flight:
+                    waiting.remove(rollout_id)  # to the end: rollouts that were answered alike take turns
+                    waiting.append(rollout_id)
+                    return live
+        said = next((str(m.get("content") or "") for m in reversed(messages) if m.get("role") == "user"), "")
+        task = chain[-1].hex()[:16] if chain else ""
+        return self.begin(upstream, told={"task_id": task, "group_id": task, "inputs": {"prompt": said}}, explicit=False)
+
+    # -- calls
+
+    def asked(self, live: Live, messages: Sequence[Message]) -> int:
+        """Notes a call that is about to be made, and the tool results that it brings; returns its turn."""
+        for call_id, result in tool_results(messages).items():
+            if (found := live.waiting.pop(call_id, None)) is not None:
+                transition, at = found
+                if transition.tools[at].error is None:
+                    transition.tools[at].result = result[:20_000]
+                    self.store.put_transition(live.rollout.id, transition)
+        turn, live.turns = live.turns, live.turns + 1
+        live.in_flight += 1
+        live.touched = time.monotonic()
+        return turn
+
+    def answered(self, live: Live, transition: Transition, messages: Sequence[Message], answer: Answer | None, response_id: str | None) -> None:
+        """Keeps a call that has ended, however it ended."""
+        live.in_flight -= 1
+        live.touched = time.monotonic()
+        if answer is not None:
+            transition.tools = answer.tool_calls()
+            for at, (call_id, _, _) in enumerate(answer.tools):
+                if call_id:
+                    live.waiting[call_id] = (transition, at)
+            if answer.text or not answer.tools:
+                live.rollout.prediction = {"answer": answer.text}
+            self._expect(live, messages, answer)
+            if response_id:
+                self._by_response[response_id] = live.rollout.id
+            self.store.put_rollout(live.rollout)  # its prediction: a gateway that is killed leaves it
+        transition.step_rewards = live.step_rewards.pop(transition.t, {})
+        self.store.put_transition(live.rollout.id, transition)
+
+    def _expect(self, live: Live, messages: Sequence[Message], answer: Answer) -> None:
+        key = _chain([*messages, answer.message])[-1]
+        if key not in live.keys:
+            live.keys.add(key)
+            self._by_conversation.setdefault(key, []).append(live.rollout.id)
+
+    # -- rewards and the end
+
+    def reward(self, name: str, value: Any, *, t: Any = None, criterion: str = "posted") -> Rollout:
+        """A rollout's score in [0, 1], or with `t` a step reward of any size for that turn. Also of rollouts that have ended.
+
+        Raises:
+            ConfigError: no finite number, out of range, or no such turn.
+            StoreError: there is no such rollout.
+        """
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ConfigError(f"reward={value!r} must be a finite number; where nothing is known, post none")
+        live = self.open.get(rollout_id_of(name))
+        if t is None and not 0 <= value <= 1:
+            raise ConfigError(
+                f"reward={value!r} is a rollout's score and must be between 0 and 1; with \"t\" it is that turn's and may be any number"
+            )
+        if t is not None and (isinstance(t, bool) or not isinstance(t, int) or t < 0):
+            raise ConfigError(f"t={t!r} must be a turn's number, from 0 on")
+        self.store.flush()
+        rollout = self.store.rollout(rollout_id_of(name))
+        if t is not None:
+            return self._step_reward(live, rollout, t, criterion, float(value))
+        target = live.rollout if live else rollout
+        target.score, target.coverage, target.rubric = float(value), 1.0, target.rubric or "posted"
+        self.store.put_rollout(target)
+        return target
+
+    def _step_reward(self, live: Live | None, rollout: Rollout, t: int, criterion: str, value: float) -> Rollout:
+        transition = next((found for found in rollout.transitions if found.t == t), None)
+        if transition is None and (live is None or t >= live.turns):
+            raise ConfigError(f"t={t}: rollout {rollout.id} has {len(rollout.transitions)} turns, the first is 0")
+        if transition is None and live is not None:  # it is being answered
+            live.step_rewards.setdefault(t, {})[criterion[:100]] = value
+        elif transition is not None:
+            transition.step_rewards[criterion[:100]] = value
+            self.store.put_transition(rollout.id, transition)
+            for waiting, _ in live.waiting.values() if live else ():
+                if waiting.t == t:
+                    waiting.step_rewards[criterion[:100]] = value
+        return rollout
+
+    def close(self, name: str, *, status: str = "done", prediction: Any = None, error: str | None = None) -> Rollout:
+        """Ends a rollout.
+
+        Raises:
+            ConfigError: an unknown status. StoreError: no such rollout is open.
+        """
+        if status not in ("done", "failed", "error"):
+            raise ConfigError(f"status={status!r} must be done, failed (the agent's own failure) or error (the machinery's)")
+        live = self.open.pop(rollout_id_of(name), None)
+        if live is None:
+            raise StoreError(f"no rollout {name!r} is open")
+        rollout = live.rollout
+        rollout.status, rollout.error, rollout.ended_at = status, error, time.time()
+        if prediction is not None:
+            rollout.prediction = dict(prediction) if isinstance(prediction, Mapping) else {"answer": prediction}
+        for key in live.keys:
+            ids = [found for found in self._by_conversation.pop(key, []) if found != rollout.id]
+            if ids:
+                self._by_conversation[key] = ids
+        self._by_response = {key: found for key, found in self._by_response.items() if found != rollout.id}
+        self.store.put_rollout(rollout)
+        self.closed += 1
+        return rollout
+
+    def sweep(self, *, all_of_them: bool = False) -> int:
+        """Ends rollouts that were idle for too long, or all of them; how many."""
+        late = time.monotonic() - self.idle_s
+        found = [live for live in self.open.values() if all_of_them or (not live.in_flight and live.touched < late)]
+        for live in found:
+            if live.explicit:
+                self.unclosed += 1
+                self.close(live.rollout.id, status="error", error=_NEVER_CLOSED)
+            else:
+                self.close(live.rollout.id)
+        return len(found)
+
+
+def _checked(told: Mapping[str, Any]) -> dict[str, Any]:
+    if unknown := sorted(set(told) - {*_FIELDS, "group"}):
+        raise ConfigError(f"{unknown} are no fields of a rollout; there are {', '.join(_FIELDS)}")
+    found: dict[str, Any] = {}
+    for name, value in told.items():
+        key = "group_id" if name == "group" else name
+        if value is None:
+            continue
+        if key in _MAPPINGS:
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{name}={value!r} must be an object")
+            found[key] = dict(value)
+        elif not isinstance(value, str) or len(value) > _SHORT.get(key, 1000):
+            raise ConfigError(f"{name} must be a text of at most {_SHORT.get(key, 1000)} characters")
+        else:
+            found[key] = value
+    return found
+
+
+def _chain(messages: Sequence[Message]) -> list[bytes]:
+    """A digest of every beginning of a conversation."""
+    found, digest = [], b""
+    for message in messages:
+        calls = [(c["function"]["name"], _compact(c["function"]["arguments"])) for c in message.get("tool_calls") or ()]
+        content = message.get("content") or ""
+        text = json.dumps([message.get("role"), content, calls, message.get("tool_call_id") or ""], ensure_ascii=True, default=str)
+        digest = hashlib.blake2b(digest + text.encode("utf-8", "replace"), digest_size=16).digest()
+        found.append(digest)
+    return found
+
+
+def _compact(arguments: str) -> str:
+    try:
+        return json.dumps(json.loads(arguments or "{}"), sort_keys=True)
+    except (ValueError, RecursionError):
+        return arguments

@@ -1,0 +1,199 @@
+"""Where a gateway's calls go: over HTTP to a server that speaks the caller's dialect, or through litellm to any other provider.
+
+Answers come back as they are, status and error included. Records nothing.
+"""
+
+import importlib.util
+import json
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from assay.errors import ConfigError, MissingExtra
+from assay.traces.dialects import DIALECTS
+
+__all__ = ["HttpUpstream", "LitellmUpstream", "Reply", "upstream_of"]
+
+_PASSED = ("accept", "content-type", "openai-organization", "openai-project", "openai-beta", "anthropic-version", "anthropic-beta", "user-agent")
+_RETURNED = ("content-type", "retry-after", "request-id", "x-request-id", "openai-processing-ms")
+_PROVIDERS = {  # base address, key, and the dialects it speaks itself
+    "openai": ("https://api.openai.com", "OPENAI_API_KEY", ("chat", "responses")),
+    "anthropic": ("https://api.anthropic.com", "ANTHROPIC_API_KEY", ("messages",)),
+}
+
+
+@dataclass
+class Reply:
+    """An answer that has begun: its status, headers to pass on, and its bytes as they come."""
+
+    status: int
+    headers: dict[str, str]
+    chunks: AsyncIterator[bytes]
+
+
+@dataclass
+class HttpUpstream:
+    """A server that speaks OpenAI's or Anthropic's HTTP. Request and answer pass through byte by byte, but for the model's name.
+
+    Args:
+        name: what transitions say answered.
+        base: address before `/v1/…`.
+        model: name that the server knows; None leaves what the caller asked for.
+        key: sent to the server; None passes the caller's own on.
+        logprobs: ask for token ids and logprobs where the caller did not (chat only).
+    """
+
+    name: str
+    base: str
+    model: str | None = None
+    key: str | None = None
+    weights: str = ""
+    adapters: tuple[str, ...] = ()
+    dialects: tuple[str, ...] = tuple(DIALECTS)
+    logprobs: bool = False
+    price_usd: float | None = None
+    other: "LitellmUpstream | None" = None  # answers the dialects that the server does not speak
+    _session: aiohttp.ClientSession | None = field(default=None, repr=False)
+
+    @asynccontextmanager
+    async def ask(self, dialect: str, body: dict[str, Any], raw: bytes, headers: Mapping[str, str]) -> AsyncIterator[Reply]:
+        """Sends a request of one dialect; `raw` are the bytes it came in."""
+        if dialect not in self.dialects and self.other is not None:
+            async with self.other.ask(dialect, body, raw, headers) as reply:
+                yield reply
+            return
+        changed: dict[str, Any] = {}
+        if self.model is not None and body.get("model") != self.model:
+            changed["model"] = self.model
+        if self.logprobs and dialect == "chat" and "logprobs" not in body:
+            changed["logprobs"], changed["top_logprobs"] = True, 1
+        data = json.dumps({**body, **changed}, ensure_ascii=True).encode() if changed else raw
+        async with self.session.post(self.base + DIALECTS[dialect], data=data, headers=self._headers(headers)) as answer:
+            passed = {
+                k: v for k, v in answer.headers.items() if k.lower() in _RETURNED or k.lower().startswith(("x-ratelimit", "anthropic-ratelimit"))
+            }
+            yield Reply(answer.status, passed, answer.content.iter_any())
+
+    async def get(self, path: str, headers: Mapping[str, str]) -> tuple[int, bytes, str]:
+        """Anything that is only read: the list of models."""
+        async with self.session.get(self.base + path, headers=self._headers(headers)) as answer:
+            return answer.status, await answer.read(), answer.headers.get("content-type", "application/json")
+
+    def _headers(self, headers: Mapping[str, str]) -> dict[str, str]:
+        found = {k: v for k, v in headers.items() if k.lower() in _PASSED}
+        if self.key is None:
+            found.update({k: v for k, v in headers.items() if k.lower() in ("authorization", "x-api-key")})
+        elif self.key:
+            found.update({"Authorization": f"Bearer {self.key}", "x-api-key": self.key})
+        return {"Content-Type": "application/json", **found, "Accept-Encoding": "identity"}
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        if self._session is None or self._session.closed:
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=600)
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout, read_bufsize=1 << 18)
+        return self._session
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+
+@dataclass
+class LitellmUpstream:
+    """Any model by litellm's name, in all three dialects; litellm translates."""
+
+    name: str
+    client: Mapping[str, Any] = field(default_factory=dict)
+    weights: str = ""
+    adapters: tuple[str, ...] = ()
+    price_usd: float | None = None
+
+    @asynccontextmanager
+    async def ask(self, dialect: str, body: dict[str, Any], raw: bytes, headers: Mapping[str, str]) -> AsyncIterator[Reply]:
+        litellm = _litellm(dialect)
+        call = {"chat": litellm.acompletion, "responses": litellm.aresponses, "messages": litellm.anthropic_messages}[dialect]
+        try:
+            answer = await call(**{**body, **self.client, "model": self.name, "num_retries": 0})
+        except Exception as error:
+            status = int(getattr(error, "status_code", 0) or 500)
+            told = {"error": {"message": str(error), "type": type(error).__name__, "code": status}}
+            retry = getattr(getattr(error, "response", None), "headers", {}).get("retry-after")
+            yield Reply(status, {"Content-Type": "application/json", **({"Retry-After": retry} if retry else {})}, _once(json.dumps(told).encode()))
+            return
+        if body.get("stream"):
+            yield Reply(200, {"Content-Type": "text/event-stream"}, _events(dialect, answer))
+        else:
+            yield Reply(200, {"Content-Type": "application/json"}, _once(json.dumps(_plain(answer), default=str).encode()))
+
+    async def get(self, path: str, headers: Mapping[str, str]) -> tuple[int, bytes, str]:
+        models = {"object": "list", "data": [{"id": self.name, "object": "model", "owned_by": "assay"}]}
+        return 200, json.dumps(models).encode(), "application/json"
+
+    async def close(self) -> None:
+        pass
+
+
+def _litellm(dialect: str) -> Any:
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # prices are not asked for here, and fetching them takes seconds
+    import litellm
+
+    if dialect != "chat" and importlib.util.find_spec("mcp") is None:
+        raise MissingExtra("mcp", "serve")  # litellm's own translation of Responses and Anthropic messages wants it
+    return litellm
+
+
+async def _once(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
+async def _events(dialect: str, answer: Any) -> AsyncIterator[bytes]:
+    async for event in answer:
+        if isinstance(event, bytes | str):  # already as it goes over the wire
+            yield event.encode() if isinstance(event, str) else event
+            continue
+        data = _plain(event)
+        head = f"event: {data.get('type')}\n" if dialect != "chat" else ""
+        yield f"{head}data: {json.dumps(data, default=str)}\n\n".encode()
+    if dialect == "chat":
+        yield b"data: [DONE]\n\n"
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json", exclude_none=True) if hasattr(value, "model_dump") else value
+
+
+def upstream_of(model: str | None, *, base: str | None = None, key: str | None = None) -> HttpUpstream | LitellmUpstream:
+    """What answers for a model's name.
+
+    Args:
+        model: `embedded/NAME`, or a name of litellm's; None with a `base`: whatever the caller asks for.
+        base: address of a server that speaks OpenAI chat completions, and perhaps the other dialects.
+        key: the server's; by default that of the provider's environment variable, and for a `base` the caller's own.
+    """
+    if base is not None:
+        address = base.rstrip("/").removesuffix("/v1")
+        if not address.startswith(("http://", "https://")):
+            raise ConfigError(f"upstream={base!r} must be an address that starts with http:// or https://")
+        known = model.split("/", 1)[1] if model and model.startswith("openai/") else model
+        return HttpUpstream(model or address, address, model=known, key=key)
+    if model is None:
+        raise ConfigError("name a model, or the address of a server with --upstream")
+    if model.startswith("embedded/"):
+        from assay.models.embedded import LlamaBackend, server_url
+
+        backend = LlamaBackend(model)
+        short = model.split("/", 1)[1]
+        return HttpUpstream(
+            model, server_url(model), model=short, key="", weights=backend.weights, adapters=backend.adapters, logprobs=True, price_usd=0.0
+        )
+    provider, _, rest = model.partition("/")
+    litellm = LitellmUpstream(model, {"api_key": key} if key else {})
+    if provider in _PROVIDERS:
+        address, variable, dialects = _PROVIDERS[provider]
+        return HttpUpstream(model, address, model=rest, key=key or os.environ.get(variable), dialects=dialects, other=litellm)
+    return litellm

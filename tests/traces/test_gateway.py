@@ -1,0 +1,432 @@
+"""The gateway over real sockets, in front of a scripted server and of the embedded model."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from assay.errors import ConfigError
+from assay.testing.serving import get, post, served
+from assay.testing.upstream import ScriptedUpstream
+from assay.traces import Rollout, Store
+from assay.traces.gateway import Gateway
+from assay.traces.upstreams import HttpUpstream, LitellmUpstream, upstream_of
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "calculator",
+        "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+    },
+}
+
+
+class Stage:
+    """A gateway, its store and the upstream behind it."""
+
+    def __init__(self, gateway: Gateway, upstream: ScriptedUpstream, url: str, behind: str) -> None:
+        self.gateway, self.upstream, self.url, self.behind = gateway, upstream, url, behind
+        self.client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+    def rollouts(self) -> list[Rollout]:
+        self.gateway.store.flush()
+        return [self.gateway.store.rollout(r.id) for r in self.gateway.store.rollouts()][::-1]
+
+    def chat(self, *texts: str, **options: Any) -> Any:
+        messages = [{"role": "assistant" if at % 2 else "user", "content": text} for at, text in enumerate(texts)]
+        return self.client.chat.completions.create(model="gpt-4o", messages=messages, **options)  # type: ignore[call-overload]
+
+    def settled(self, calls: int) -> None:
+        """Waits until so many calls are stored: a stream's record is written after its last byte has gone out."""
+        for _ in range(200):
+            if self.gateway.stored >= calls:
+                return
+            time.sleep(0.02)
+        raise AssertionError(f"{self.gateway.stored} of {calls} calls were stored")
+
+
+@pytest.fixture
+def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    options = getattr(request, "param", {})
+    upstream = ScriptedUpstream()
+    with Store(tmp_path / "s.db") as store, served(upstream.app()) as behind:
+        gateway = Gateway(store, upstream_of("echo", base=behind, key="upstream-secret"), run_id="run", **options)
+        with served(gateway.app()) as url:
+            yield Stage(gateway, upstream, url, behind)
+
+
+def test_a_call_passes_as_it_is_and_becomes_a_transition(stage: Stage) -> None:
+    assert stage.chat("hello", temperature=0.3).choices[0].message.content == "echo: hello"
+    (rollout,) = stage.rollouts()
+    (transition,) = rollout.transitions
+    assert transition.request == {
+        "dialect": "chat",
+        "body": {"model": "gpt-4o", "messages": [{"role": "user", "content": "hello"}], "temperature": 0.3},
+    }
+    assert (transition.output, transition.prompt_tokens, transition.completion_tokens, transition.error) == ("echo: hello", 7, 2, None)
+    assert (rollout.source, rollout.model, rollout.prediction, rollout.inputs) == ("gateway", "echo", {"answer": "echo: hello"}, {"prompt": "hello"})
+    assert rollout.score is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("dialect", ["chat", "responses", "messages"])
+def test_every_dialect_gives_the_same_record_streamed_or_not(stage: Stage, dialect: str, stream: bool) -> None:
+    body: dict[str, Any] = {"model": "m", "stream": stream, "max_tokens": 50}
+    if dialect == "responses":
+        body = {"model": "m", "stream": stream, "input": "say this back to me"}
+    else:
+        body["messages"] = [{"role": "user", "content": "say this back to me"}]
+    path = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}[dialect]
+    if stream:
+        import urllib.request
+
+        request = urllib.request.Request(stage.url + path, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            through = answer.read()
+        with urllib.request.urlopen(urllib.request.Request(stage.behind + path, data=json.dumps(body).encode()), timeout=30) as answer:
+            direct = answer.read()
+        assert len(through) == len(direct)  # ids count up; all else is the same
+    else:
+        assert post(stage.url + path, body)[0] == 200
+    stage.settled(1)
+    (rollout,) = stage.rollouts()
+    (transition,) = rollout.transitions
+    assert (transition.output, transition.error) == ("echo: say this back to me", None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tools_are_recorded_with_the_results_that_come_back(stage: Stage, stream: bool) -> None:
+    messages: list[Any] = [{"role": "user", "content": "use the tool"}]
+    ask = stage.client.chat.completions.create
+    if stream:
+        parts = list(ask(model="m", messages=messages, tools=[TOOL], stream=True))  # type: ignore[call-overload]
+        arguments = "".join(c.choices[0].delta.tool_calls[0].function.arguments for c in parts if c.choices[0].delta.tool_calls)
+        call = {"id": "call_1", "type": "function", "function": {"name": "calculator", "arguments": arguments}}
+        messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
+        stage.settled(1)
+    else:
+        messages.append(ask(model="m", messages=messages, tools=[TOOL]).choices[0].message.model_dump(exclude_none=True))
+    messages.append({"role": "tool", "tool_call_id": "call_1", "content": "42"})
+    assert ask(model="m", messages=messages, tools=[TOOL]).choices[0].message.content == "echo: 42"
+    (rollout,) = stage.rollouts()  # one conversation, one rollout
+    first, second = rollout.transitions
+    (tool,) = first.tools
+    assert (tool.name, tool.arguments, tool.result, tool.error) == ("calculator", {"expression": "6*7"}, "42", None)
+    assert (second.t, second.output) == (1, "echo: 42")
+
+
+def test_invalid_arguments_of_a_tool_are_kept_with_the_error(stage: Stage) -> None:
+    stage.client.chat.completions.create(model="m", messages=[{"role": "user", "content": "use the tool #badtool"}], tools=[TOOL])  # type: ignore[list-item]
+    (tool,) = stage.rollouts()[0].tools
+    assert (tool.arguments, tool.error) == ({"arguments": "{broken"}, "the arguments are no JSON object")
+
+
+def test_conversations_that_grow_are_one_rollout_and_equal_ones_a_group(stage: Stage) -> None:
+    for _ in range(3):  # three samples of one task, answered alike
+        stage.chat("one")
+    for _ in range(3):  # each goes on
+        stage.chat("one", "echo: one", "two")
+    stage.chat("other")
+    rollouts = stage.rollouts()
+    assert sorted(len(r.transitions) for r in rollouts) == [1, 2, 2, 2]
+    groups = {r.group_id for r in rollouts if len(r.transitions) == 2}
+    assert len(groups) == 1
+    assert all([t.t for t in r.transitions] == list(range(len(r.transitions))) for r in rollouts)
+
+
+def test_responses_go_on_by_their_id(stage: Stage) -> None:
+    first = stage.client.responses.create(model="m", input="one")
+    stage.client.responses.create(model="m", input="two", previous_response_id=first.id)
+    (rollout,) = stage.rollouts()
+    assert [t.output for t in rollout.transitions] == ["echo: one", "echo: two"]
+
+
+@pytest.mark.parametrize("how", ["header", "path", "key"])
+def test_a_rollout_is_named_by_header_path_or_key(stage: Stage, how: str) -> None:
+    told = {"task_id": "t1", "group": "g1", "inputs": {"question": "?"}, "expected": {"answer": "7"}, "tenant": "acme", "data_subject": "ann"}
+    _, opened = post(f"{stage.url}/assay/rollouts", told)
+    options: dict[str, Any] = {"base_url": f"{stage.url}/v1", "api_key": "none", "max_retries": 0}
+    options.update(
+        {
+            "header": {"default_headers": {"x-assay-rollout": opened["id"]}},
+            "path": {"base_url": opened["base_url"]},
+            "key": {"api_key": opened["api_key"]},
+        }[how]
+    )
+    client = openai.OpenAI(**options)
+    for text in ("one", "something else"):  # no growing conversation
+        client.chat.completions.create(model="m", messages=[{"role": "user", "content": text}])
+    assert post(f"{stage.url}/assay/rollouts/{opened['id']}/reward", {"reward": 0.05, "t": 0, "name": "tidy"})[0] == 200
+    assert post(f"{stage.url}/assay/rollouts/{opened['id']}/close", {"reward": 0.75, "prediction": {"answer": "7"}})[0] == 200
+    assert post(f"{stage.url}/feedback", {"rollout": opened["id"], "rating": 1})[0] == 200
+    (rollout,) = stage.rollouts()
+    assert (rollout.task_id, rollout.group_id, rollout.expected, rollout.tenant) == ("t1", "g1", {"answer": "7"}, "acme")
+    assert (rollout.score, rollout.human_rating, rollout.status, rollout.prediction) == (0.75, 1.0, "done", {"answer": "7"})
+    assert [t.step_rewards for t in rollout.transitions] == [{"tidy": 0.05}, {}]
+
+
+def test_a_rollout_ends_by_header_and_is_opened_again_by_its_name(stage: Stage) -> None:
+    headers = {"x-assay-rollout": "my run 7", "x-assay-task": "t", "x-assay-end": "1"}
+    for text in ("one", "two"):
+        stage.chat(text, extra_headers=headers)
+    (rollout,) = stage.rollouts()
+    assert (rollout.status, rollout.task_id, rollout.metadata["client_id"], [t.t for t in rollout.transitions]) == ("done", "t", "my run 7", [0, 1])
+
+
+def test_what_cannot_be_a_reward_is_refused_with_the_reason(stage: Stage) -> None:
+    _, opened = post(f"{stage.url}/assay/rollouts", {})
+    base = f"{stage.url}/assay/rollouts"
+    for body, status, why in (
+        (b'{"reward": NaN}', 422, "finite"),
+        (b'{"reward": Infinity, "t": 0}', 422, "finite"),
+        ({"reward": 1.5}, 422, "between 0 and 1"),
+        ({"reward": True}, 422, "finite number"),
+        ({"reward": 0.5, "t": 0}, 422, "0 turns"),
+        ({"reward": 0.5, "t": -1}, 422, "turn's number"),
+        ({}, 422, "finite number"),
+        (b"not json", 422, "no JSON"),
+        (b"[1]", 422, "JSON object"),
+    ):
+        found, told = post(f"{base}/{opened['id']}/reward", body)
+        assert (found, why in told["error"]["message"]) == (status, True), (body, told)
+    assert post(f"{base}/nobody/reward", {"reward": 1})[0] == 404
+    assert post(f"{base}/nobody/close", {})[0] == 404
+    assert post(f"{base}/{opened['id']}/close", {"status": "great"})[0] == 422
+    assert post(f"{stage.url}/feedback", {"rollout": "nobody", "rating": 0.5})[0] == 404
+    assert post(f"{stage.url}/feedback", {"rollout": opened["id"], "rating": 7})[0] == 422
+    assert post(base, {"speed": 3})[0] == 422
+    assert post(base, {"inputs": "text"})[0] == 422
+    assert post(base, {"split": "x" * 1000})[0] == 422
+    assert stage.rollouts()[0].score is None
+
+
+def test_errors_and_rate_limits_of_the_upstream_pass_as_they_are(stage: Stage) -> None:
+    with pytest.raises(openai.RateLimitError) as caught:
+        stage.chat("#429")
+    assert caught.value.response.headers["retry-after"] == "7"
+    assert caught.value.body["message"] == "scripted 429"  # type: ignore[index]
+    with pytest.raises(openai.InternalServerError):
+        stage.chat("#500")
+    errors = [r.transitions[0].error for r in stage.rollouts()]
+    assert [error[:8] for error in errors if error] == ["HTTP 429", "HTTP 500"]
+    assert all(r.score is None for r in stage.rollouts())
+
+
+def test_an_upstream_that_dies_between_chunks_leaves_what_came(stage: Stage) -> None:
+    with pytest.raises(Exception, match=r".*"):
+        for _ in stage.chat("a long text that will not come to its end #die", stream=True):
+            pass
+    stage.settled(1)
+    (transition,) = stage.rollouts()[0].transitions
+    assert transition.error is not None
+    assert transition.output.startswith("echo: a")
+    assert stage.gateway.stats()["unseen"] == 0
+
+
+def test_an_upstream_that_is_gone_or_talks_garbage_is_an_error_of_that_call(stage: Stage, tmp_path: Path) -> None:
+    with pytest.raises(openai.APIStatusError) as caught:
+        stage.chat("#die")
+    assert caught.value.status_code == 502
+    post(f"{stage.url}/v1/chat/completions", {"messages": [{"role": "user", "content": "#garbage"}]}) if False else None
+    import urllib.request
+
+    body = json.dumps({"messages": [{"role": "user", "content": "#garbage"}]}).encode()
+    with urllib.request.urlopen(urllib.request.Request(f"{stage.url}/v1/chat/completions", data=body), timeout=30) as answer:
+        assert answer.read() == b"{this is no json"
+    errors = [r.transitions[0].error for r in stage.rollouts()]
+    assert "could not be read" in errors[1]  # type: ignore[operator]
+    with Store(tmp_path / "gone.db") as store:
+        gateway = Gateway(store, HttpUpstream("gone", "http://127.0.0.1:9"))
+        with served(gateway.app()) as url:
+            assert post(f"{url}/v1/chat/completions", {"messages": []})[0] == 502
+            assert gateway.stats()["stored"] == 1
+
+
+def test_a_client_that_leaves_in_the_middle_is_recorded_as_such(stage: Stage) -> None:
+    host, port = stage.url.removeprefix("http://").split(":")
+    body = json.dumps({"messages": [{"role": "user", "content": "wait #hang"}], "stream": True}).encode()
+    with socket.create_connection((host, int(port))) as raw:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        raw.sendall(head.encode() + body)
+        assert raw.recv(1000)
+    stage.settled(1)
+    (transition,) = stage.rollouts()[0].transitions
+    assert "client went away" in str(transition.error)
+
+
+def test_bodies_paths_and_json_that_do_not_fit_are_refused(stage: Stage) -> None:
+    big = {"messages": [{"role": "user", "content": "x" * (20 << 20)}]}
+    status, told = post(f"{stage.url}/v1/chat/completions", big)
+    assert (status, "larger than 10 MB" in told["error"]["message"]) == (413, True)
+    assert post(f"{stage.url}/v1/chat/completions", b"{broken")[0] == 422
+    status, told = post(f"{stage.url}/v1/embeddings", {"input": "x"})
+    assert (status, "/v1/chat/completions" in told["error"]["message"]) == (404, True)
+    assert stage.gateway.stats()["not_spoken"] == {"/v1/embeddings": 1}
+    assert stage.upstream.calls == 0
+    assert stage.rollouts() == []
+
+
+def test_emoji_and_lone_surrogates_come_through(stage: Stage) -> None:
+    status, _ = post(f"{stage.url}/v1/chat/completions", b'{"messages": [{"role": "user", "content": "\\ud83d\\ude00 \\ud800 \\u0000"}]}')
+    assert status == 200
+    (transition,) = stage.rollouts()[0].transitions
+    assert "\U0001f600" in transition.output
+
+
+@pytest.mark.parametrize("stage", [{"key": "gateway-key-1"}], indirect=True)
+def test_with_a_key_nobody_else_gets_in_and_no_key_is_kept(stage: Stage) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    url = f"{stage.url}/v1/chat/completions"
+    assert post(url, body)[0] == 401
+    assert post(url, body, Authorization="Bearer wrong")[0] == 401
+    assert post(f"{stage.url}/assay/rollouts", {})[0] == 401
+    assert post(url, body, Authorization="Bearer gateway-key-1")[0] == 200
+    assert post(url, body, **{"x-api-key": "gateway-key-1"})[0] == 200
+    _, opened = post(f"{stage.url}/assay/rollouts", {}, Authorization="Bearer gateway-key-1")
+    assert post(url, body, Authorization=f"Bearer {opened['api_key']}")[0] == 200
+    assert all("gateway-key-1" not in json.dumps(headers) for headers in stage.upstream.headers)
+    assert stage.upstream.headers[0]["Authorization"] == "Bearer upstream-secret"
+    stage.gateway.store.flush()
+    raw = (
+        Path(stage.gateway.store.url.removeprefix("sqlite:///")).read_bytes()
+        + Path(stage.gateway.store.url.removeprefix("sqlite:///") + "-wal").read_bytes()
+    )
+    assert b"gateway-key-1" not in raw
+    assert b"upstream-secret" not in raw
+    assert stage.gateway.store.rollout(opened["id"]).transitions
+
+
+def test_beyond_loopback_it_wants_a_key(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        with pytest.raises(ConfigError, match="set a key"):
+            Gateway(store, HttpUpstream("x", "http://x"), host="0.0.0.0")
+        with pytest.raises(ConfigError, match="at least 8"):
+            Gateway(store, HttpUpstream("x", "http://x"), key="short")
+    with pytest.raises(ConfigError, match="must be an address"):
+        upstream_of("m", base="localhost:8000")
+    with pytest.raises(ConfigError, match="name a model"):
+        upstream_of(None)
+
+
+def test_the_callers_own_key_goes_to_the_upstream_where_the_gateway_has_none(tmp_path: Path) -> None:
+    upstream = ScriptedUpstream()
+    with Store(tmp_path / "s.db") as store, served(upstream.app()) as behind, served(Gateway(store, HttpUpstream("x", behind)).app()) as url:
+        openai.OpenAI(base_url=f"{url}/v1", api_key="mine").chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}])
+        store.flush()
+    assert upstream.headers[0]["Authorization"] == "Bearer mine"
+    assert b"Bearer mine" not in (tmp_path / "s.db").read_bytes()
+
+
+@pytest.mark.parametrize("stage", [{"idle_s": 0.2}], indirect=True)
+def test_a_rollout_that_is_never_closed_ends_unscored_and_is_counted(stage: Stage) -> None:
+    _, opened = post(f"{stage.url}/assay/rollouts", {"task_id": "t"})
+    stage.chat("found by itself")
+    for _ in range(100):
+        if not stage.gateway.rollouts.open:
+            break
+        time.sleep(0.05)
+    by_id = {r.id: r for r in stage.rollouts()}
+    never = by_id.pop(opened["id"])
+    assert (never.status, never.score, never.error) == ("error", None, "the rollout was never closed")
+    assert [r.status for r in by_id.values()] == ["done"]
+    assert stage.gateway.stats()["unclosed"] == 1
+
+
+def test_another_model_answers_new_rollouts_while_open_ones_keep_theirs(stage: Stage) -> None:
+    stage.chat("one")
+    other = ScriptedUpstream(name="other")
+    with served(other.app()) as behind:
+        status, told = post(f"{stage.url}/assay/model", {"model": "newer", "upstream": behind})
+        assert (status, told["model"]) == (200, "newer")
+        stage.chat("one", "echo: one", "two")
+        stage.chat("a new one")
+        assert get(f"{stage.url}/v1/models")["data"][0]["id"] == "other"
+    assert [(r.model, [t.model for t in r.transitions]) for r in stage.rollouts()] == [("echo", ["echo", "echo"]), ("newer", ["newer"])]
+    assert (stage.upstream.calls, other.calls) == (2, 1)
+    assert post(f"{stage.url}/assay/model", {"model": "embedded/nobody"})[0] == 500
+
+
+def test_200_streaming_clients_at_once_lose_nothing(stage: Stage) -> None:
+    failed: list[BaseException] = []
+
+    def talk(number: int) -> None:
+        try:
+            said = "".join(c.choices[0].delta.content or "" for c in stage.chat(f"client {number} says a few words", stream=True))
+            assert said == f"echo: client {number} says a few words"
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=talk, args=(number,)) for number in range(200)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not failed
+    stage.settled(200)
+    outputs = {r.transitions[0].output for r in stage.rollouts()}
+    assert outputs == {f"echo: client {number} says a few words" for number in range(200)}
+    assert stage.gateway.stats()["unseen"] == 0
+
+
+def test_a_call_that_could_not_be_stored_is_counted_as_unseen(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(stage.gateway.store, "put_transition", refuse)
+    assert stage.chat("hello").choices[0].message.content == "echo: hello"
+    assert get(f"{stage.url}/assay/stats")["unseen"] == 1
+
+
+def test_litellm_answers_in_all_dialects_for_other_providers(tmp_path: Path) -> None:
+    upstream = ScriptedUpstream()
+    with Store(tmp_path / "s.db") as store, served(upstream.app()) as behind:
+        through = LitellmUpstream("openai/echo", {"api_base": f"{behind}/v1", "api_key": "none"})
+        with served(Gateway(store, through).app()) as url:
+            messages = [{"role": "user", "content": "hello there"}]
+            for stream in (False, True):
+                for path, body in (
+                    ("/v1/chat/completions", {"messages": messages}),
+                    ("/v1/messages", {"messages": messages, "max_tokens": 20}),
+                    ("/v1/responses", {"input": "hello there"}),
+                ):
+                    import urllib.request
+
+                    data = json.dumps({"model": "x", "stream": stream, **body}).encode()
+                    with urllib.request.urlopen(urllib.request.Request(url + path, data=data), timeout=60) as answer:
+                        assert answer.read()
+            status, told = post(f"{url}/v1/chat/completions", {"model": "x", "messages": [{"role": "user", "content": "#429"}]})
+            assert status == 429
+            assert "scripted 429" in told["error"]["message"]
+        store.flush()
+        found = [store.rollout(r.id) for r in store.rollouts()]
+    assert sum(len(r.transitions) for r in found) == 7
+    assert {t.output for r in found for t in r.transitions if t.error is None} == {"echo: hello there"}
+
+
+@pytest.mark.model
+def test_the_embedded_model_answers_with_token_ids_and_logprobs(embedded: str, tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        gateway = Gateway(store, upstream_of(embedded))
+        with served(gateway.app()) as url:
+            client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+            for stream in (False, True):
+                answer = client.chat.completions.create(
+                    model="any", messages=[{"role": "user", "content": "Say hi."}], max_tokens=8, stream=stream, temperature=0
+                )  # type: ignore[call-overload]
+                if stream:
+                    list(answer)
+        store.flush()
+        found = [store.rollout(r.id).transitions[0] for r in store.rollouts()]
+    assert len(found) == 2
+    for transition in found:
+        assert transition.token_ids is not None
+        assert transition.logprobs is not None
+        assert len(transition.token_ids) == len(transition.logprobs) == transition.completion_tokens > 0  # type: ignore[operator]
+        assert transition.weights
