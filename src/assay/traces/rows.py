@@ -3,24 +3,27 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
+
+import orjson
 
 from assay.traces.records import Rollout, ToolCall, Transition, Verdict
 
 __all__ = ["ROLLOUT_JSON", "TRANSITION_JSON", "as_json", "clean", "rollout_of", "row_of", "transition_of"]
 
 ROLLOUT_JSON = {"parameters", "adapters", "inputs", "expected", "metadata", "prediction", "verdicts", "early_tools"}
+_RECORDS = ("tools", "verdicts", "early_tools")
 TRANSITION_JSON = {"adapters", "request", "response", "tools", "token_ids", "logprobs", "step_rewards"}
 
 
 def as_json(value: Any) -> str:
     """JSON that both databases take: NaN and infinities become null, NUL and lone surrogates are replaced."""
     try:
-        text = json.dumps(value, ensure_ascii=False, default=str, allow_nan=False)
-    except ValueError:
-        text = json.dumps(_finite(value), ensure_ascii=False, default=str)
-    return clean(text).replace("\\u0000", "\\ufffd")
+        text = orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+    except (TypeError, ValueError):  # lone surrogates, numbers beyond 64 bits, deep nesting
+        text = clean(json.dumps(_finite(value), ensure_ascii=False, default=str))
+    return text.replace("\\u0000", "\\ufffd") if "\\u0000" in text else text
 
 
 def _finite(value: Any) -> Any:
@@ -41,18 +44,17 @@ def clean(text: str) -> str:
 
 def row_of(record: Rollout | Transition, encoded: set[str]) -> dict[str, Any]:
     row: dict[str, Any] = {}
-    for item in fields(record):
-        value = getattr(record, item.name)
-        if item.name in encoded:
-            if item.name in ("tools", "verdicts", "early_tools"):
+    for name, value in vars(record).items():
+        if name in encoded:
+            if name in _RECORDS and value:
                 value = [asdict(part) for part in value]
-            row[f"{item.name}_json"] = None if value is None else as_json(value)
+            row[f"{name}_json"] = None if value is None else "{}" if value == {} else "[]" if value in ([], ()) else as_json(value)
         elif isinstance(value, str):
-            row[item.name] = clean(value)
+            row[name] = clean(value)
         elif isinstance(value, float) and not math.isfinite(value):
-            row[item.name] = None
+            row[name] = None
         else:
-            row[item.name] = value
+            row[name] = value
     return row
 
 

@@ -62,6 +62,7 @@ class Store:
         self.dropped = 0  # rows the database refused (a full disk); the run goes on and says so
         self._error: Exception | None = None
         self._reported = 0
+        self._upserts: dict[str, tuple[str, list[str] | None]] = {}
         self.engine = self._open()
         self._queue: queue.Queue[tuple[str, dict[str, Any]] | threading.Event | None] = queue.Queue(_QUEUE)
         self._writer = threading.Thread(target=self._write_forever, name="assay-store", daemon=True)
@@ -172,7 +173,7 @@ class Store:
                 with self.engine.begin() as connection:
                     for name, table in tables.items():
                         if rows.get(name):
-                            connection.execute(_upsert(self.engine.dialect.name, table), list(rows[name].values()))
+                            self._put_rows(connection, table, list(rows[name].values()))
                 return True
             except Exception as error:  # whatever a driver raises, the writer must live; flush() reports what was dropped
                 self._error = getattr(error, "orig", None) or error
@@ -180,6 +181,14 @@ class Store:
                     return False
                 time.sleep(0.1 * 2**attempt)  # another process holds the lock, or the server is coming back
         return False
+
+    def _put_rows(self, connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> None:
+        """The upsert, compiled once a table and given to the driver as it is: twice the rows a second of `execute`."""
+        if table.name not in self._upserts:
+            compiled = _upsert(self.engine.dialect.name, table).compile(dialect=self.engine.dialect)
+            self._upserts[table.name] = (str(compiled), compiled.positiontup)
+        statement, order = self._upserts[table.name]
+        connection.exec_driver_sql(statement, rows if order is None else [tuple(row[name] for name in order) for row in rows])  # type: ignore[arg-type]
 
     # -- people's labels: few, and each written before the next is asked for
 
@@ -227,6 +236,16 @@ class Store:
             found = connection.execute(sa.update(table).where(table.c.id == rollout_id).values(human_rating=float(rating)))
         if not found.rowcount:
             raise StoreError(f"there is no rollout {rollout_id!r}")
+
+    def forget_subject(self, subject: str) -> int:
+        """Removes all rollouts of a data subject with their transitions and labels, and returns how many rollouts there were."""
+        self.flush()
+        r, name = schema.rollouts, clean(subject)
+        theirs = sa.select(r.c.id).where(r.c.data_subject == name)
+        with self.engine.begin() as connection:
+            for table in (schema.transitions, schema.labels):
+                connection.execute(sa.delete(table).where(table.c.rollout_id.in_(theirs)))
+            return int(connection.execute(sa.delete(r).where(r.c.data_subject == name)).rowcount)
 
     def put_artifact(self, artifact: str, people: Sequence[str]) -> None:
         """Remembers whose data an artifact or an export was made from: by hashes of their names (`person_digest`)."""
