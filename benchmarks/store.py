@@ -1,4 +1,4 @@
-"""Transitions a second into the store, and the same LM calls traced by MLflow into a SQLite file of its own, in one run.
+"""Transitions a second into the store, what a `put` costs a rollout, and the same LM calls traced by MLflow into a SQLite file of its own, in one run.
 
     python benchmarks/store.py [--rows 20000] [--url postgresql://…] [--mlflow PYTHON] [--mlflow-rows 500]
 
@@ -8,6 +8,7 @@
 import argparse
 import json
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -40,6 +41,7 @@ def ours(rows: int, url: str) -> dict[str, Any]:
     from assay.traces import Rollout, Store, Transition
 
     text = "lorem ipsum dolor sit amet " * 64
+    waits: list[float] = []
     with Store(url) as store:
         clock = time.perf_counter()
         rollout = Rollout(run_id="bench", status="done")
@@ -50,11 +52,15 @@ def ours(rows: int, url: str) -> dict[str, Any]:
             body = {"model": "m", "messages": [{"role": "user", "content": f"{at} {text}"}]}
             answer = {"choices": [{"message": {"role": "assistant", "content": f"ok {at}"}, "finish_reason": "stop"}]}
             transition = Transition(t=at % 4, model="m", request={"dialect": "chat", "body": body}, response={"body": answer}, output=f"ok {at}")
+            before = time.perf_counter()
             store.put_transition(rollout.id, transition)
+            waits.append(1000 * (time.perf_counter() - before))
         store.flush(600)
         seconds = time.perf_counter() - clock
         stored = store.stats()["transitions"]
-    return {"rows_per_second": round(rows / seconds), "stored": stored, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}
+    waited = {"wait_ms_median": round(statistics.median(waits), 3), "wait_ms_p99": round(sorted(waits)[int(0.99 * rows)], 3)}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    return {"rows_per_second": round(rows / seconds), "stored": stored, **waited, "peak_mb": peak}
 
 
 def main() -> None:

@@ -14,18 +14,23 @@ _WHERE = {
     "AssayError": "assay.errors",
     "BaseAgent": "assay.programs",
     "Criterion": "assay.rubrics",
+    "DataCollector": "assay.traces.collector",
     "Rubric": "assay.rubrics",
     "Store": "assay.traces",
     "Task": "assay.datasets",
+    "collect": "assay.exporting",
     "compile": "assay.api",
     "compile_judge": "assay.judging",
     "evaluate": "assay.api",
+    "export": "assay.exporting",
     "get_lm": "assay.models",
     "load": "assay.api",
     "load_judge": "assay.jobs",
     "load_rubric": "assay.api",
     "load_tasks": "assay.datasets",
     "parameter_impact": "assay.tuning",
+    "record": "assay.recording",
+    "recorded": "assay.recording",
     "tune": "assay.tuning",
 }
 
@@ -35,12 +40,15 @@ if TYPE_CHECKING:
     from assay.api import compile, evaluate, load, load_rubric
     from assay.datasets import Task, load_tasks
     from assay.errors import AssayError
+    from assay.exporting import collect, export
     from assay.jobs import load_judge
     from assay.judging import compile_judge
     from assay.models import get_lm
     from assay.programs import Agent, AgentParameters, BaseAgent
+    from assay.recording import record, recorded
     from assay.rubrics import Criterion, Rubric
     from assay.traces import Store
+    from assay.traces.collector import DataCollector
     from assay.tuning import parameter_impact, tune
 
 

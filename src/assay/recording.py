@@ -27,7 +27,7 @@ from assay.rubrics.criteria import Failed
 from assay.traces import Recorder, Rollout, Store, ToolCall, Transition, store_url
 from assay.traces.records import new_id
 
-__all__ = ["Recording", "record", "recorded"]
+__all__ = ["Recording", "record", "recorded", "score_rollout", "task_of"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 _opened: dict[str, tuple[Store, Recorder]] = {}
@@ -108,7 +108,7 @@ def record(
     """
     if unknown := sorted(set(told) - set(inspect.signature(Rollout).parameters)):
         raise ConfigError(f"{unknown} are no fields of a rollout")
-    known = task if isinstance(task, Task) else _task_of(task)
+    known = task if isinstance(task, Task) else _task_from(task)
     scoring = load_rubric(rubric) if isinstance(rubric, str | Path) else rubric
     opened, recorder = _store(store)
     fields = {"task_id": known.id, "group_id": known.id, "task_type": known.task_type, "inputs": dict(known.inputs), "expected": dict(known.expected),
@@ -131,16 +131,23 @@ def record(
                     raise
         finally:
             if scoring is not None and rollout.score is None and rollout.status in ("done", "failed"):
-                _score(scoring, known, rollout, recorder)
+                score_rollout(scoring, known, rollout, recorder)
             opened.put_rollout(rollout)
 
 
-def _score(rubric: Rubric, task: Task, rollout: Rollout, recorder: Recorder) -> None:
+def score_rollout(rubric: Rubric, task: Task, rollout: Rollout, recorder: Recorder) -> float:
+    """Gives a rollout its score, verdicts and step rewards by a rubric, writes them, and returns the score (NaN: unscored)."""
     found = rollout.prediction if rollout.status == "done" and rollout.prediction is not None else Failed(rollout.error or "the agent gave no answer")
     result = rubric.score(task, found, rollout)
     rollout.score = None if math.isnan(result.value) else result.value
     rollout.rubric, rollout.coverage, rollout.verdicts = f"{rubric.name}@{rubric.version}", result.coverage, list(result.verdicts)
     recorder.scored(rollout, rubric.step_rewards(task, rollout))
+    return result.value
+
+
+def task_of(rollout: Rollout) -> Task:
+    """The task of a stored rollout, as far as the store knows it."""
+    return Task(id=rollout.task_id, task_type=rollout.task_type, inputs=rollout.inputs, expected=rollout.expected, metadata=rollout.metadata)
 
 
 def recorded(function: F | None = None, *, rubric: Rubric | str | Path | None = None, store: str | Path | None = None, **told: Any) -> Any:
@@ -179,7 +186,7 @@ def recorded(function: F | None = None, *, rubric: Rubric | str | Path | None = 
     return called
 
 
-def _task_of(given: Mapping[str, Any] | str | None) -> Task:
+def _task_from(given: Mapping[str, Any] | str | None) -> Task:
     inputs = {} if given is None else {"input": given} if isinstance(given, str) else dict(given)
     return Task(id=content_hash(inputs)[:16] if inputs else "", inputs=inputs)
 
@@ -187,9 +194,11 @@ def _task_of(given: Mapping[str, Any] | str | None) -> Task:
 def _store(where: str | Path | None) -> tuple[Store, Recorder]:
     """One store and recorder a database and process, closed at its end."""
     url = store_url(where)
+    if url.startswith("sqlite:///"):
+        url = f"sqlite:///{Path(url.removeprefix('sqlite:///')).absolute()}"
     with _lock:
         if url not in _opened:
-            store = Store(where)
+            store = Store(url)
             recorder = Recorder(store, run_id=f"record-{new_id()[:12]}")
             started = time.time()
             _opened[url] = (store, recorder)

@@ -133,6 +133,32 @@ def test_a_killed_process_loses_at_most_the_last_second(tmp_path: Path) -> None:
         assert store.stats()["transitions"] > max(older)
 
 
+SHARED = """
+import sys
+from assay.traces import Rollout, Store, Transition
+with Store(sys.argv[1]) as store:
+    for at in range(100):
+        rollout = Rollout(id=f"{int(sys.argv[2]):04x}{at:028x}", run_id=sys.argv[2], status="done")
+        store.put_rollout(rollout)
+        for t in range(3):
+            store.put_transition(rollout.id, Transition(t=t, model="m", request={"messages": []}, output=f"{sys.argv[2]} {at} {t}"))
+        store.put_rollout(Rollout(id=f"{0xffff:04x}{at:028x}", run_id=sys.argv[2]))  # all of them write this one
+"""
+
+
+def test_eight_processes_at_once_lose_and_double_nothing(store: Store) -> None:
+    url = store.engine.url.render_as_string(hide_password=False)
+    writers = [subprocess.Popen([sys.executable, "-c", SHARED, url, str(number)], stderr=subprocess.PIPE, text=True) for number in range(8)]
+    errors = [writer.communicate(timeout=120)[1] for writer in writers]
+    assert [writer.returncode for writer in writers] == [0] * 8, errors
+    assert store.stats()["transitions"] == 8 * 100 * 3
+    with store.engine.connect() as connection:
+        outputs = {row[0] for row in connection.execute(sa.text("SELECT output FROM transitions"))}
+        count = connection.execute(sa.text("SELECT count(*) FROM rollouts")).scalar()
+    assert outputs == {f"{number} {at} {t}" for number in range(8) for at in range(100) for t in range(3)}
+    assert count == 8 * 100 + 100
+
+
 def test_a_store_of_schema_1_is_upgraded_and_keeps_what_it_holds(store: Store) -> None:
     old, new = Rollout(), Rollout()
     store.put_rollout(old)

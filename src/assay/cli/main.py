@@ -13,11 +13,14 @@ from assay import __version__
 __all__ = ["main"]
 
 _COMMANDS = {
+    "collect": "Collect groups of scored rollouts.",
     "compile": "Compile a program's prompts against a rubric.",
     "evaluate": "Score a program or an artifact.",
+    "export": "Training data behind gates: sft, grpo, preferences, transitions.",
     "judge": "Calibrate, audit and use judges.",
     "models": "List and fetch language models.",
     "run": "One prediction of a program or an artifact.",
+    "serve": "A gateway that records any agent: OpenAI, Responses, Anthropic.",
     "traces": "Look at what happened.",
     "tune": "Search an agent's five parameters.",
 }

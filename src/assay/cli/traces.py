@@ -1,4 +1,4 @@
-"""`assay traces`: list, show, stats."""
+"""`assay traces`: list, show, stats, rate, score, forget, import."""
 
 from dataclasses import asdict
 from typing import Any
@@ -18,7 +18,7 @@ def command() -> None:
     """Look at what happened."""
 
 
-def _open(store: str | None) -> Any:
+def open_store(store: str | None) -> Any:
     from pathlib import Path
 
     from assay.errors import StoreError
@@ -39,7 +39,7 @@ def _open(store: str | None) -> Any:
 @_json
 def list_rollouts(run_id: str | None, task_id: str | None, split: str | None, limit: int, store: str | None, as_json: bool) -> None:
     """The newest rollouts."""
-    with _open(store) as opened:
+    with open_store(store) as opened:
         rollouts = list(opened.rollouts(run_id=run_id, task_id=task_id, split=split, limit=limit))
     if as_json:
         print_json({"rollouts": [asdict(rollout) for rollout in rollouts]})
@@ -61,7 +61,7 @@ def list_rollouts(run_id: str | None, task_id: str | None, split: str | None, li
 @_json
 def show(rollout_id: str, store: str | None, as_json: bool) -> None:
     """One rollout with every LM call, exactly as sent and received. The start of an id is enough."""
-    with _open(store) as opened:
+    with open_store(store) as opened:
         rollout = opened.rollout(rollout_id)
     if as_json:
         print_json(asdict(rollout))
@@ -100,10 +100,122 @@ def _flat(text: Any) -> str:
 @_json
 def stats(run_id: str | None, store: str | None, as_json: bool) -> None:
     """Counts, tokens and dollars of the store; `unseen` are LM calls that went past the recorder."""
-    with _open(store) as opened:
+    with open_store(store) as opened:
         found = opened.stats(run_id=run_id)
     if as_json:
         print_json(found)
         return
     for key, value in found.items():
+        click.echo(f"{key:18} {value}")
+
+
+@command.command("rate")
+@click.argument("rollout_id", required=False)
+@click.argument("rating", type=float, required=False)
+@click.option("--run", "run_id", help="Walk through the rollouts of this run that nobody rated.")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="At most so many in one walk.")
+@_store
+@_json
+def rate(rollout_id: str | None, rating: float | None, run_id: str | None, limit: int, store: str | None, as_json: bool) -> None:
+    """Rate one rollout, from 0 to 1; without one, walk through those that nobody has rated yet.
+
+    A rating stands before the rubric's score wherever data is exported for training.
+    """
+    rated: dict[str, float] = {}
+    with open_store(store) as opened:
+        if rollout_id is not None:
+            if rating is None:
+                raise click.UsageError("say the rating as well, from 0 to 1: assay traces rate ROLLOUT 0.8")
+            rated[_rate(opened, rollout_id, rating)] = rating
+        else:
+            waiting = [r for r in opened.rollouts(run_id=run_id, limit=None) if r.human_rating is None and r.status in ("done", "failed")][:limit]
+            for at, found in enumerate(waiting):
+                click.echo(
+                    f"\n[{at + 1} of {len(waiting)}] {found.inputs}\n  -> {found.prediction if found.prediction is not None else found.error}",
+                    err=True,
+                )
+                said = click.prompt("rating 0 to 1 (Enter: leave it, q: stop)", default="", show_default=False, err=True).strip()
+                if said == "q":
+                    break
+                if said and (value := _number(said)) is not None:
+                    rated[_rate(opened, found.id, value)] = value
+    if as_json:
+        print_json({"rated": rated})
+    else:
+        click.echo(f"{len(rated)} rollouts rated")
+
+
+def _rate(opened: Any, rollout_id: str, rating: float) -> str:
+    found: str = opened.rollout(rollout_id).id
+    opened.rate(found, rating)
+    return found
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if 0 <= value <= 1:
+        return value
+    click.echo(f"{text!r} is no number from 0 to 1; left unrated", err=True)
+    return None
+
+
+@command.command("score")
+@click.option("--rubric", required=True, metavar="R", help="A rubric's name or file.")
+@click.option("--run", "runs", multiple=True, help="Only rollouts of this run; repeatable.")
+@click.option("--again", is_flag=True, help="Replace scores that are there.")
+@click.option("--judge-model", metavar="NAME", help="Decides the criteria that need a judge.")
+@_store
+@_json
+def score(rubric: str, runs: tuple[str, ...], again: bool, judge_model: str | None, store: str | None, as_json: bool) -> None:
+    """Score stored rollouts by a rubric, step rewards included: of the gateway, of imports."""
+    from assay.cli.shared import Console
+    from assay.exporting import score_rollouts
+
+    open_store(store).close()
+    data = score_rollouts(rubric, store=store, runs=runs, again=again, judge_model=judge_model, progress=Console())  # type: ignore[arg-type]
+    if as_json:
+        print_json(data)
+        return
+    mean = "" if data["mean"] is None else f", mean {data['mean']:.3f}"
+    click.echo(f"{data['scored']} rollouts scored{mean}; {data['unscored']} could not be, {data['skipped']} had a score")
+
+
+@command.command("forget")
+@click.argument("subject")
+@_store
+@_json
+def forget(subject: str, store: str | None, as_json: bool) -> None:
+    """Remove all rollouts of a data subject, and name the exports and artifacts that were made from them."""
+    from assay.exporting import forget_subject
+
+    open_store(store).close()
+    data = forget_subject(subject, store=store)
+    if as_json:
+        print_json(data)
+        return
+    click.echo(f"{data['removed']} rollouts of {subject!r} removed")
+    for made in data["made_from_them"]:
+        click.echo(f"made from them before: {made}")
+
+
+@command.command("import")
+@click.argument("kind", type=click.Choice(["otlp", "langfuse", "mlflow"]))
+@click.argument("file")
+@_store
+@_json
+def import_(kind: str, file: str, store: str | None, as_json: bool) -> None:
+    """Bring traces of other tools into the store: OpenTelemetry spans (GenAI conventions), Langfuse or MLflow exports."""
+    from assay.traces.importing import import_traces
+    from assay.traces.store import Store
+
+    with Store(store) as opened:
+        report = import_traces(opened, kind, file)
+    data = report.to_dict()
+    if as_json:
+        print_json(data)
+        return
+    for key, value in data.items():
         click.echo(f"{key:18} {value}")

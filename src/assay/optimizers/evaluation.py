@@ -1,6 +1,5 @@
 """Runs a program over tasks and holds what came out. Failures are counted; nothing is retried behind the caller's back."""
 
-import copy
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -144,7 +143,7 @@ def evaluate(
     evaluation, execute = Evaluation() if into is None else into, session.executor or in_threads
     with session.progress.bar(name, samples * len(tasks)) as advance:
         for sample in range(samples):
-            runner = student if sample == 0 else _another(student, sample)
+            runner = student if sample == 0 else student.another(sample)
             found: dict[str, Any] = {}
             try:
                 for task, prediction in execute(runner, tasks, session):
@@ -158,10 +157,3 @@ def evaluate(
                     if task.id in found:
                         evaluation.take(task, found[task.id])
     return evaluation
-
-
-def _another(student: Student, sample: int) -> Student:
-    """The same program, whose runs are the `sample`-th of their task: the cache keeps them apart."""
-    other = copy.copy(student)
-    other.sample = sample
-    return other

@@ -96,6 +96,7 @@ class Host:
         session.recorder.phase = phase
         copy = Student(program, session, adapter=student["adapter"], sample=student["sample"])
         copy.set_parameters(student["parameters"])
+        copy.group = student["group"]
         with session.context():
             prediction = copy(**dict(task.inputs))
         with self._lock:
@@ -164,7 +165,7 @@ class RayExecutor:
         parts = (student.program, *(inner for _, inner in student.program.named_sub_modules()))
         _by_value({type(part).__module__ for part in parts}, self.ray)
         program = self.ray.put(student.program)
-        settings = {**student.settings, "sample": student.sample}
+        settings = {**student.settings, "sample": student.sample, "group": student.group}
         left, lost = list(reversed(tasks)), dict.fromkeys((task.id for task in tasks), 0)
         working: dict[Any, tuple[Task, Any]] = {}
         free = [host for host in self.hosts for _ in range(self.threads)]

@@ -1,5 +1,6 @@
 """What all runs of one command share, and the wrapper that makes a program safe to hand to DSPy's optimizers."""
 
+import copy
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -111,11 +112,18 @@ class Student(dspy.Module):  # type: ignore[misc]
         super().__init__()
         self.program, self.session, self.sample = program, session, sample
         self.adapter = adapter
+        self.group: str | None = None  # rollouts of one task under one group stand together; by default all of the task
         self.temperature: float | None = None
         if adapter is not None:
             make_adapter(adapter)
             if is_agent(program):
                 program.adapter = adapter
+
+    def another(self, sample: int) -> "Student":
+        """The same program, whose runs are the `sample`-th of their task: the cache keeps them apart."""
+        other = copy.copy(self)
+        other.sample = sample
+        return other
 
     def set_parameters(self, parameters: Mapping[str, Any]) -> None:
         """Sets agent parameters; a plain module has only a temperature.
@@ -159,7 +167,7 @@ class Student(dspy.Module):  # type: ignore[misc]
             inputs=inputs,
             **(kept_of(task) if task else {}),
         )
-        rollout.group_id = rollout.task_id
+        rollout.group_id = rollout.task_id if self.group is None else f"{self.group}/{rollout.task_id}"
         with session.recorder.rollout(rollout):
             prediction = self._run(inputs, rollout)
             failed = getattr(prediction, "_failed", None)

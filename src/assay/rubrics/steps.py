@@ -16,7 +16,7 @@ from assay.models.embedded import LINES
 from assay.rubrics.criteria import Grade, NoGrade
 from assay.traces.records import Rollout, ToolCall, Transition
 
-__all__ = ["answered", "eligible", "is_used", "not_repeated", "parsed", "plain_text", "result_used", "shortened", "tool_executed"]
+__all__ = ["answered", "eligible", "not_repeated", "parsed", "result_used", "shortened", "tool_executed"]
 
 _ARITHMETIC = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.unaryop, ast.Call, ast.Name, ast.Load)
 _SQL = re.compile(r"\s*(select|with|insert|update|delete|create|drop|alter|pragma|explain|values)\b", re.IGNORECASE)

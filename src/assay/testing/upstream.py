@@ -3,23 +3,29 @@
     python -m assay.testing.upstream [--port 0] [--log FILE] [--chunks 8] [--delay-ms 0]
 
 It answers `echo: TEXT` to a conversation's last text, and calls the first tool offered where that text holds `use the tool` and no
-result has come back yet. `#429`, `#500`, `#die`, `#hang`, `#garbage` and `#badtool` in the text make it misbehave. With a log it
-writes a line a completed call before the answer's last byte is sent.
+result has come back yet; with `#both` it says something first and calls it twice in one answer. A tool that the request insists on by
+name is called, and a JSON schema it asks for is answered with a small instance. `#429`, `#500`, `#die`, `#hang`, `#garbage` and
+`#badtool` in the text make it misbehave, `#once429` the first time only; `#late` ends a stream half a second after its last event.
+With a log it writes a line a completed call before the answer's last byte is sent.
 """
 
 import argparse
 import asyncio
+import itertools
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
-from assay.traces.dialects import DIALECTS, chat_messages, chat_tools
+from assay.traces.dialects import DIALECTS, chat_messages, chat_tools, insisted_tool
 
 __all__ = ["ScriptedUpstream"]
+
+Call = tuple[str, str, str]  # id, name, arguments as text
+Parts = Callable[[str], list[str]]
 
 
 class ScriptedUpstream:
@@ -28,6 +34,7 @@ class ScriptedUpstream:
     def __init__(self, *, log: Path | None = None, chunks: int = 8, delay_s: float = 0.0, name: str = "echo") -> None:
         self.calls, self.chunks, self.delay_s, self.name = 0, chunks, delay_s, name
         self.headers: list[dict[str, str]] = []
+        self._refused: set[str] = set()
         self._log = open(log, "a", buffering=1) if log else None  # noqa: SIM115
 
     def app(self) -> web.Application:
@@ -48,24 +55,21 @@ class ScriptedUpstream:
             messages = chat_messages({"dialect": dialect, "body": body})
             said = next((str(m.get("content") or "") for m in reversed(messages) if m["role"] == "user"), "")
             for status in (429, 500):
-                if f"#{status}" in said:
+                if f"#{status}" in said or (f"#once{status}" in said and said not in self._refused):
+                    self._refused.add(said)
                     told = {"error": {"message": f"scripted {status}", "type": "scripted"}}
-                    return web.json_response(told, status=status, headers={"Retry-After": "7"} if status == 429 else {})
+                    return web.json_response(told, status=status, headers={"Retry-After": "7"} if f"#{status}" in said else {})
             if "#garbage" in said:
                 return web.Response(body=b"{this is no json", content_type="application/json")
-            tools, answered = chat_tools({"dialect": dialect, "body": body}), messages[-1]["role"] == "tool" if messages else False
-            call = None
-            if tools and "use the tool" in said and not answered:
-                arguments = "{broken" if "#badtool" in said else json.dumps({"expression": "6*7"})
-                call = (f"call_{self.calls}", tools[0]["function"]["name"], arguments)
-            text = "" if call else f"echo: {messages[-1].get('content') if answered else said}"
+            text, calls = _script(dialect, body, messages, said, f"call_{self.calls}")
             if not body.get("stream"):
                 await self._pause(said)
                 if "#die" in said and request.transport is not None:
                     request.transport.close()
-                self._note(said)
-                return web.json_response(_whole(dialect, self.calls, self.name, text, call))
-            return await self._stream(request, dialect, said, text, call)
+                self._note(request, said)
+                return web.json_response(_whole(dialect, self.calls, self.name, text, calls))
+            usage = bool((body.get("stream_options") or {}).get("include_usage"))
+            return await self._stream(request, said, _events(dialect, self.calls, self.name, text, calls, self.chunks, usage))
 
         return handle
 
@@ -75,14 +79,14 @@ class ScriptedUpstream:
         if self.delay_s:
             await asyncio.sleep(self.delay_s)
 
-    def _note(self, said: str) -> None:
+    def _note(self, request: web.Request, said: str) -> None:
         if self._log is not None:
-            self._log.write(f"{time.time():.6f} {said[:80]!r}\n")
+            self._log.write(f"{time.time():.6f} {request.path_qs} {said[:80]!r}\n")
 
-    async def _stream(self, request: web.Request, dialect: str, said: str, text: str, call: tuple[str, str, str] | None) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, said: str, given: Iterator[bytes]) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        events = [event async for event in _events(dialect, self.calls, self.name, text, call, self.chunks)]
+        events = list(given)
         for at, event in enumerate(events):
             if at == len(events) // 2:
                 await self._pause(said)
@@ -90,103 +94,181 @@ class ScriptedUpstream:
                     request.transport.abort()
                     return response
             if at == len(events) - 1:
-                self._note(said)
+                self._note(request, said)
             await response.write(event)
+        if "#late" in said:
+            await asyncio.sleep(0.5)
         await response.write_eof()
         return response
 
 
-def _whole(dialect: str, number: int, model: str, text: str, call: tuple[str, str, str] | None) -> dict[str, Any]:
+def _script(dialect: str, body: dict[str, Any], messages: list[dict[str, Any]], said: str, call_id: str) -> tuple[str, list[Call]]:
+    """The text to say and the tools to call."""
+    tools = {tool["function"]["name"]: tool["function"]["parameters"] for tool in chat_tools({"dialect": dialect, "body": body})}
+    answered = bool(messages) and messages[-1]["role"] == "tool"
+    if (name := insisted_tool({"dialect": dialect, "body": body})) is not None and name in tools:
+        return "", [(call_id, name, _arguments(tools[name]))]
+    if tools and "use the tool" in said and not answered:
+        first = next(iter(tools))
+        arguments = "{broken" if "#badtool" in said else _arguments(tools[first])
+        if "#both" in said:
+            return "twice, then", [(f"{call_id}_{at}", first, arguments) for at in (1, 2)]
+        return "", [(call_id, first, arguments)]
+    if schema := _asked_schema(body):
+        return json.dumps(_instance(schema, schema)), []
+    return f"echo: {messages[-1].get('content') if answered else said}", []
+
+
+def _arguments(schema: dict[str, Any]) -> str:
+    given = {"expression": "6*7"}
+    if (known := schema.get("properties")) and "expression" not in known:
+        given = _instance(schema, schema)
+    return json.dumps(given)
+
+
+def _asked_schema(body: dict[str, Any]) -> dict[str, Any]:
+    told = [body.get("response_format"), body.get("output_format"), *((body.get(name) or {}).get("format") for name in ("text", "output_config"))]
+    asked: dict[str, Any] = next((found for found in told if found), {})
+    schema: dict[str, Any] = asked.get("schema") or (asked.get("json_schema") or {}).get("schema") or {}
+    return schema
+
+
+def _instance(schema: dict[str, Any], root: dict[str, Any]) -> Any:
+    """A small value that a JSON schema allows; not for patterns, bounds and the like."""
+    if "$ref" in schema:
+        found: Any = root
+        for name in schema["$ref"].removeprefix("#/").split("/"):
+            found = found[name]
+        return _instance(found, root)
+    for name in ("const", "default"):
+        if name in schema:
+            return schema[name]
+    for name in ("anyOf", "oneOf", "allOf"):
+        if schema.get(name):
+            return _instance(schema[name][0], root)
+    if "enum" in schema:
+        return schema["enum"][0]
+    if "properties" in schema:
+        return {name: _instance(value, root) for name, value in schema["properties"].items()}
+    kind = schema.get("type", "string")
+    return {"object": {}, "array": [], "integer": 1, "number": 0.5, "boolean": True, "null": None}.get(kind, "echo")
+
+
+def _whole(dialect: str, number: int, model: str, text: str, calls: Sequence[Call]) -> dict[str, Any]:
     tokens = len(text.split())
     if dialect == "chat":
         message: dict[str, Any] = {"role": "assistant", "content": text or None}
-        if call:
-            message["tool_calls"] = [{"id": call[0], "type": "function", "function": {"name": call[1], "arguments": call[2]}}]
-        choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if call else "stop", "logprobs": None}
+        if calls:
+            message["tool_calls"] = [{"id": c[0], "type": "function", "function": {"name": c[1], "arguments": c[2]}} for c in calls]
+        choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if calls else "stop", "logprobs": None}
         usage = {"prompt_tokens": 7, "completion_tokens": tokens, "total_tokens": 7 + tokens}
         return {"id": f"chatcmpl-{number}", "object": "chat.completion", "created": 1, "model": model, "choices": [choice], "usage": usage}
     if dialect == "responses":
-        item: dict[str, Any] = {
-            "type": "message", "id": f"msg_{number}", "role": "assistant", "status": "completed",
-            "content": [{"type": "output_text", "text": text, "annotations": []}],
-        }  # fmt: skip
-        if call:
-            item = {"type": "function_call", "id": f"fc_{number}", "call_id": call[0], "name": call[1], "arguments": call[2], "status": "completed"}
+        items: list[dict[str, Any]] = [
+            {
+                "type": "message", "id": f"msg_{number}", "role": "assistant", "status": "completed",
+                "content": [{"type": "output_text", "text": text, "annotations": []}],
+            }
+        ] if text or not calls else []  # fmt: skip
+        for at, c in enumerate(calls):
+            name = f"fc_{number}_{at}"
+            items.append({"type": "function_call", "id": name, "call_id": c[0], "name": c[1], "arguments": c[2], "status": "completed"})
         return {
-            "id": f"resp_{number}", "object": "response", "created_at": 1, "status": "completed", "model": model, "output": [item], "tools": [],
+            "id": f"resp_{number}", "object": "response", "created_at": 1, "status": "completed", "model": model, "output": items, "tools": [],
             "tool_choice": "auto", "parallel_tool_calls": True, "metadata": {}, "error": None, "incomplete_details": None, "instructions": None,
             "usage": {
                 "input_tokens": 7, "output_tokens": tokens, "total_tokens": 7 + tokens, "input_tokens_details": {"cached_tokens": 0},
                 "output_tokens_details": {"reasoning_tokens": 0},
             },
         }  # fmt: skip
-    block: dict[str, Any] = {"type": "text", "text": text}
-    if call:
+    blocks: list[dict[str, Any]] = [{"type": "text", "text": text}] if text or not calls else []
+    for c in calls:
         try:
-            given = json.loads(call[2])
+            given = json.loads(c[2])
         except ValueError:
             given = {}
-        block = {"type": "tool_use", "id": call[0], "name": call[1], "input": given}
+        blocks.append({"type": "tool_use", "id": c[0], "name": c[1], "input": given})
     return {
-        "id": f"msg_{number}", "type": "message", "role": "assistant", "model": model, "content": [block],
-        "stop_reason": "tool_use" if call else "end_turn", "stop_sequence": None, "usage": {"input_tokens": 7, "output_tokens": tokens},
+        "id": f"msg_{number}", "type": "message", "role": "assistant", "model": model, "content": blocks,
+        "stop_reason": "tool_use" if calls else "end_turn", "stop_sequence": None, "usage": {"input_tokens": 7, "output_tokens": tokens},
     }  # fmt: skip
 
 
-async def _events(
-    dialect: str, number: int, model: str, text: str, call: tuple[str, str, str] | None, chunks: int
-) -> AsyncIterator[bytes]:  # fmt: skip
-    whole = _whole(dialect, number, model, text, call)
-    said = call[2] if call else text
-    size = max(1, -(-len(said) // chunks))
-    parts = [said[at : at + size] for at in range(0, len(said), size)] or [""]
-    if dialect == "chat":
-        head = {"id": whole["id"], "object": "chat.completion.chunk", "created": 1, "model": model}
+def _events(
+    dialect: str, number: int, model: str, text: str, calls: Sequence[Call], chunks: int, usage: bool
+) -> Iterator[bytes]:  # fmt: skip
+    """The stream of an answer: what it says in parts, then each call's arguments in parts."""
+    whole = _whole(dialect, number, model, text, calls)
 
-        def chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
-            return f"data: {json.dumps({**head, 'choices': [{'index': 0, 'delta': delta, 'finish_reason': finish}]})}\n\n".encode()
+    def parts(said: str) -> list[str]:
+        size = max(1, -(-len(said) // chunks))
+        return [said[at : at + size] for at in range(0, len(said), size)] or [""]
 
-        yield chunk({"role": "assistant", "content": None if call else ""})
-        for at, part in enumerate(parts):
-            first = {"id": call[0], "type": "function"} if call and at == 0 else {}
-            function = {"arguments": part, **({"name": call[1]} if call and at == 0 else {})}
-            yield chunk({"tool_calls": [{"index": 0, **first, "function": function}]} if call else {"content": part})
-        yield chunk({}, "tool_calls" if call else "stop")
-        yield b"data: [DONE]\n\n"
-        return
+    yield from {"chat": _chat_stream, "responses": _responses_stream, "messages": _anthropic_stream}[dialect](whole, text, calls, parts, usage)
+
+
+def _chat_stream(whole: dict[str, Any], text: str, calls: Sequence[Call], parts: Parts, usage: bool) -> Iterator[bytes]:
+    head = {"id": whole["id"], "object": "chat.completion.chunk", "created": 1, "model": whole["model"]}
+
+    def chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
+        return f"data: {json.dumps({**head, 'choices': [{'index': 0, 'delta': delta, 'finish_reason': finish}]})}\n\n".encode()
+
+    yield chunk({"role": "assistant", "content": None if calls and not text else ""})
+    for part in parts(text) if text or not calls else ():
+        yield chunk({"content": part})
+    for index, (call_id, name, arguments) in enumerate(calls):
+        for at, part in enumerate(parts(arguments)):
+            first: dict[str, Any] = {"id": call_id, "type": "function"} if at == 0 else {}
+            function = {"arguments": part, **({"name": name} if at == 0 else {})}
+            yield chunk({"tool_calls": [{"index": index, **first, "function": function}]})
+    yield chunk({}, "tool_calls" if calls else "stop")
+    if usage:
+        yield f"data: {json.dumps({**head, 'choices': [], 'usage': whole['usage']})}\n\n".encode()
+    yield b"data: [DONE]\n\n"
+
+
+def _event(kind: str, **told: Any) -> bytes:
+    return f"event: {kind}\ndata: {json.dumps({'type': kind, **told})}\n\n".encode()
+
+
+def _responses_stream(whole: dict[str, Any], text: str, calls: Sequence[Call], parts: Parts, usage: bool) -> Iterator[bytes]:
+    number = itertools.count()
 
     def event(kind: str, **told: Any) -> bytes:
-        return f"event: {kind}\ndata: {json.dumps({'type': kind, **told})}\n\n".encode()
+        return _event(kind, **told, sequence_number=next(number))
 
-    if dialect == "responses":
-        item = whole["output"][0]
-        yield event("response.created", response={**whole, "status": "in_progress", "output": []}, sequence_number=0)
-        empty = {**item, **({"arguments": ""} if call else {"content": []})}
-        yield event("response.output_item.added", output_index=0, item=empty, sequence_number=1)
-        where = {"item_id": item["id"], "output_index": 0}
-        if not call:
-            yield event(
-                "response.content_part.added",
-                **where,
-                content_index=0,
-                part={"type": "output_text", "text": "", "annotations": []},
-                sequence_number=2,
-            )
-        for at, part in enumerate(parts):
-            kind = "response.function_call_arguments.delta" if call else "response.output_text.delta"
-            yield event(kind, **where, **({} if call else {"content_index": 0, "logprobs": []}), delta=part, sequence_number=3 + at)
-        yield event("response.output_item.done", output_index=0, item=item, sequence_number=100)
-        yield event("response.completed", response=whole, sequence_number=101)
-        return
-    block = whole["content"][0]
-    yield event("message_start", message={**whole, "content": [], "stop_reason": None})
-    yield event("content_block_start", index=0, content_block={**block, **({"input": {}} if call else {"text": ""})})
-    for part in parts:
-        delta = {"type": "input_json_delta", "partial_json": part} if call else {"type": "text_delta", "text": part}
-        yield event("content_block_delta", index=0, delta=delta)
-    yield event("content_block_stop", index=0)
-    yield event("message_delta", delta={"stop_reason": whole["stop_reason"], "stop_sequence": None}, usage={"output_tokens": 3})
-    yield event("message_stop")
+    yield event("response.created", response={**whole, "status": "in_progress", "output": []})
+    for index, item in enumerate(whole["output"]):
+        called = item["type"] == "function_call"
+        where = {"item_id": item["id"], "output_index": index}
+        yield event("response.output_item.added", output_index=index, item={**item, **({"arguments": ""} if called else {"content": []})})
+        if called:
+            for part in parts(item["arguments"]):
+                yield event("response.function_call_arguments.delta", **where, delta=part)
+            yield event("response.function_call_arguments.done", **where, arguments=item["arguments"], name=item["name"])
+        else:
+            said = item["content"][0]
+            yield event("response.content_part.added", **where, content_index=0, part={**said, "text": ""})
+            for part in parts(text):
+                yield event("response.output_text.delta", **where, content_index=0, logprobs=[], delta=part)
+            yield event("response.output_text.done", **where, content_index=0, logprobs=[], text=text)
+            yield event("response.content_part.done", **where, content_index=0, part=said)
+        yield event("response.output_item.done", output_index=index, item=item)
+    yield event("response.completed", response=whole)
+
+
+def _anthropic_stream(whole: dict[str, Any], text: str, calls: Sequence[Call], parts: Parts, usage: bool) -> Iterator[bytes]:
+    arguments = [call[2] for call in calls]
+    yield _event("message_start", message={**whole, "content": [], "stop_reason": None})
+    for index, block in enumerate(whole["content"]):
+        called = block["type"] == "tool_use"
+        yield _event("content_block_start", index=index, content_block={**block, **({"input": {}} if called else {"text": ""})})
+        for part in parts(arguments.pop(0) if called else text):
+            delta = {"type": "input_json_delta", "partial_json": part} if called else {"type": "text_delta", "text": part}
+            yield _event("content_block_delta", index=index, delta=delta)
+        yield _event("content_block_stop", index=index)
+    yield _event("message_delta", delta={"stop_reason": whole["stop_reason"], "stop_sequence": None}, usage={"output_tokens": 3})
+    yield _event("message_stop")
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from assay.traces.records import ToolCall
 
-__all__ = ["DIALECTS", "Answer", "answer_of", "chat_messages", "chat_tools", "read_events", "tool_results"]
+__all__ = ["DIALECTS", "Answer", "answer_of", "chat_messages", "chat_tools", "insisted_tool", "read_events", "tool_results"]
 
 DIALECTS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 Message = dict[str, Any]
@@ -95,6 +95,15 @@ def chat_tools(request: Mapping[str, Any]) -> list[dict[str, Any]]:
     return tools
 
 
+def insisted_tool(request: Mapping[str, Any]) -> str | None:
+    """Name of the one tool that the model must call, as clients ask for typed answers."""
+    body = request.get("body", request)
+    choice = body.get("tool_choice") if isinstance(body, Mapping) else None
+    function = choice.get("function", choice) if isinstance(choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) and name else None
+
+
 def tool_results(messages: Sequence[Message]) -> dict[str, str]:
     """Results of tools by the id of their call, as later messages brought them back."""
     return {str(m.get("tool_call_id")): _text_of(m.get("content")) for m in messages if m.get("role") == "tool" and m.get("tool_call_id")}
@@ -126,16 +135,31 @@ def _from_responses(body: Mapping[str, Any]) -> Iterator[Message]:
     given = body.get("input")
     if isinstance(given, str):
         yield {"role": "user", "content": given}
+    said: Message | None = None  # one answer comes back as an item for its text and one for each call
     for item in _each(given):
         kind = item.get("type", "message")
-        if kind == "function_call":
-            call = _chat_call(str(item.get("call_id") or ""), str(item.get("name") or ""), str(item.get("arguments") or ""))
-            yield {"role": "assistant", "content": None, "tool_calls": [call]}
-        elif kind == "function_call_output":
+        role = "assistant" if kind == "function_call" else str(item.get("role", "user"))
+        if kind == "function_call" or (kind == "message" and role == "assistant"):
+            said = said or {"role": "assistant", "content": ""}
+            if kind == "function_call":
+                call = _chat_call(str(item.get("call_id") or ""), str(item.get("name") or ""), str(item.get("arguments") or ""))
+                said.setdefault("tool_calls", []).append(call)
+            else:
+                said["content"] += _text_of(item.get("content"))
+            continue
+        if said is not None and kind in ("function_call_output", "message"):
+            yield _said(said)
+            said = None
+        if kind == "function_call_output":
             yield {"role": "tool", "tool_call_id": str(item.get("call_id") or ""), "content": _text_of(item.get("output"))}
         elif kind == "message":
-            role = str(item.get("role", "user"))
             yield {"role": "system" if role == "developer" else role, "content": _content_of(item.get("content"))}
+    if said is not None:
+        yield _said(said)
+
+
+def _said(message: Message) -> Message:
+    return {**message, "content": message["content"] or None} if message.get("tool_calls") else message
 
 
 def _from_anthropic(body: Mapping[str, Any]) -> Iterator[Message]:

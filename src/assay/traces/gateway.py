@@ -149,7 +149,7 @@ class Gateway:
         clock = time.perf_counter()
         try:
             headers = {k: v for k, v in request.headers.items() if self.key is None or k.lower() not in ("authorization", "x-api-key")}
-            async with live.upstream.ask(dialect, body, raw, headers) as reply:
+            async with live.upstream.ask(dialect, body, raw, headers, request.rel_url.raw_query_string) as reply:
                 return await _pass_on(request, reply, passed, live.rollout.id, bool(body.get("stream")))
         except AssayError as error:  # a package that is missing: the caller is told which
             passed.error = str(error)
@@ -201,7 +201,7 @@ class Gateway:
             body, complete = passed.read(dialect)
             if body is not None:
                 transition.response = {"body": body}
-                response_id = body.get("id") if dialect == "responses" else None
+                response_id = body.get("id") if dialect != "chat" else None
                 answer = answer_of(dialect, body)
                 transition.output, transition.token_ids, transition.logprobs = answer.text, answer.token_ids, answer.logprobs
                 transition.prompt_tokens, transition.completion_tokens = answer.prompt_tokens, answer.completion_tokens
@@ -218,7 +218,8 @@ class Gateway:
             transition.error, transition.output = transition.error or f"the answer could not be read: {error}", passed.text[:20_000]
         transition.cost_usd = live.upstream.price_usd
         try:
-            self.rollouts.answered(live, transition, messages, answer if transition.error is None else None, response_id)
+            again = not 400 <= passed.status < 500 or passed.status in (408, 409, 429)
+            self.rollouts.answered(live, transition, messages, answer if transition.error is None else None, response_id, again=again)
             self.stored += 1
         except Exception as error:  # the caller has its answer; the audit will say that this one is missing
             _LOG.error("a call could not be stored: %s: %s", type(error).__name__, error)
@@ -392,8 +393,9 @@ def _body(raw: bytes) -> dict[str, Any]:
 
 
 def _constrained(body: dict[str, Any]) -> bool:
-    asked = body.get("response_format") or (body.get("text") or {}).get("format") if isinstance(body.get("text") or {}, dict) else None
-    return (isinstance(asked, dict) and asked.get("type") not in (None, "text")) or "grammar" in body
+    asked = [body.get("response_format"), body.get("output_format")]
+    asked += [told.get("format") for name in ("text", "output_config") if isinstance(told := body.get(name), dict)]
+    return "grammar" in body or any(isinstance(found, dict) and found.get("type") not in (None, "text") for found in asked)
 
 
 def _sent_key(request: web.Request) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from assay.errors import ConfigError, StoreError
-from assay.traces.dialects import Answer, Message, tool_results
+from assay.traces.dialects import Answer, Message, insisted_tool, tool_results
 from assay.traces.records import Rollout, Transition, new_id
 from assay.traces.store import Store
 
@@ -46,6 +46,8 @@ class Live:
     touched: float = field(default_factory=time.monotonic)
     waiting: dict[str, tuple[Transition, int]] = field(default_factory=dict)  # tool calls without a result, by id
     keys: set[bytes] = field(default_factory=set)  # conversations it could go on from
+    latest: bytes = b""  # the one it was left at
+    calls: set[str] = field(default_factory=set)  # ids of all its tool calls
     step_rewards: dict[int, dict[str, float]] = field(default_factory=dict)
 
 
@@ -59,7 +61,8 @@ class LiveRollouts:
         self.store, self.run_id, self.idle_s = store, run_id, idle_s
         self.open: dict[str, Live] = {}
         self._by_conversation: dict[bytes, list[str]] = {}
-        self._by_response: dict[str, str] = {}  # ids of Responses that a later call may go on from
+        self._by_response: dict[str, str] = {}  # ids of answers that a later call may go on from
+        self._by_call: dict[str, set[str]] = {}  # ids of tool calls; servers that only count give the same to several rollouts
         self.closed = self.unclosed = 0
 
     # -- opening
@@ -102,20 +105,26 @@ class LiveRollouts:
 
     def of_conversation(self, dialect: str, body: Mapping[str, Any], messages: Sequence[Message], upstream: Any) -> Live:
         """The rollout whose conversation this request goes on with, or a new one."""
-        if isinstance(previous := body.get("previous_response_id"), str) and (found := self.open.get(self._by_response.get(previous, ""))):
+        previous = body.get("previous_response_id") or _mapping(body.get("thread")).get("previous_message_id")
+        if isinstance(previous, str) and (found := self.open.get(self._by_response.get(previous, ""))):
             return found
-        chain = _chain(messages)
+        chain, brought = _chain(messages), tool_results(messages).keys()
+        owners = {found for call_id in brought for found in self._by_call.get(call_id, ())}
+        if len(owners) == 1 and (owner := self.open.get(next(iter(owners)))) is not None:
+            return owner  # also where the client wrote the conversation anew
+        for live in self._left_at(_failed(chain)):
+            if live.latest == _failed(chain) and not live.in_flight:
+                return live
         for key in reversed(chain[:-1]):
-            waiting = self._by_conversation.get(key, [])
-            for rollout_id in waiting:
-                live = self.open.get(rollout_id)
-                if live is not None and not live.in_flight:
-                    waiting.remove(rollout_id)  # to the end: rollouts that were answered alike take turns
-                    waiting.append(rollout_id)
-                    return live
+            alike = [live for live in self._left_at(key) if not live.in_flight or not brought.isdisjoint(live.calls)]
+            if alike:  # tool calls tell whose it is; else it is one that has not gone on from there yet, in turn
+                return min(alike, key=lambda live: (brought.isdisjoint(live.calls), live.latest != key, live.touched))
         said = next((str(m.get("content") or "") for m in reversed(messages) if m.get("role") == "user"), "")
         task = chain[-1].hex()[:16] if chain else ""
         return self.begin(upstream, told={"task_id": task, "group_id": task, "inputs": {"prompt": said}}, explicit=False)
+
+    def _left_at(self, key: bytes) -> list[Live]:
+        return [live for found in self._by_conversation.get(key, ()) if (live := self.open.get(found)) is not None]
 
     # -- calls
 
@@ -132,8 +141,10 @@ class LiveRollouts:
         live.touched = time.monotonic()
         return turn
 
-    def answered(self, live: Live, transition: Transition, messages: Sequence[Message], answer: Answer | None, response_id: str | None) -> None:
-        """Keeps a call that has ended, however it ended."""
+    def answered(
+        self, live: Live, transition: Transition, messages: Sequence[Message], answer: Answer | None, response_id: str | None, *, again: bool = False
+    ) -> None:
+        """Keeps a call that has ended, however it ended. `again`: it failed in a way that clients try again by themselves."""
         live.in_flight -= 1
         live.touched = time.monotonic()
         if answer is not None:
@@ -141,17 +152,24 @@ class LiveRollouts:
             for at, (call_id, _, _) in enumerate(answer.tools):
                 if call_id:
                     live.waiting[call_id] = (transition, at)
-            if answer.text or not answer.tools:
+                    live.calls.add(call_id)
+                    self._by_call.setdefault(call_id, set()).add(live.rollout.id)
+            typed = insisted_tool(transition.request)
+            if (given := next((arguments for _, name, arguments in answer.tools if name == typed), None)) is not None:
+                live.rollout.prediction = {"answer": given}  # a tool it had to call is how clients ask for a typed answer
+            elif answer.text or not answer.tools:
                 live.rollout.prediction = {"answer": answer.text}
-            self._expect(live, messages, answer)
+            self._expect(live, _chain([*messages, answer.message])[-1])
             if response_id:
                 self._by_response[response_id] = live.rollout.id
             self.store.put_rollout(live.rollout)  # its prediction: a gateway that is killed leaves it
+        elif again and messages:
+            self._expect(live, _failed(_chain(messages)))
         transition.step_rewards = live.step_rewards.pop(transition.t, {})
         self.store.put_transition(live.rollout.id, transition)
 
-    def _expect(self, live: Live, messages: Sequence[Message], answer: Answer) -> None:
-        key = _chain([*messages, answer.message])[-1]
+    def _expect(self, live: Live, key: bytes) -> None:
+        live.latest = key
         if key not in live.keys:
             live.keys.add(key)
             self._by_conversation.setdefault(key, []).append(live.rollout.id)
@@ -216,6 +234,10 @@ class LiveRollouts:
             ids = [found for found in self._by_conversation.pop(key, []) if found != rollout.id]
             if ids:
                 self._by_conversation[key] = ids
+        for call_id in live.calls:
+            self._by_call[call_id].discard(rollout.id)
+            if not self._by_call[call_id]:
+                del self._by_call[call_id]
         self._by_response = {key: found for key, found in self._by_response.items() if found != rollout.id}
         self.store.put_rollout(rollout)
         self.closed += 1
@@ -232,6 +254,10 @@ class LiveRollouts:
             else:
                 self.close(live.rollout.id)
         return len(found)
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _checked(told: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,6 +289,11 @@ def _chain(messages: Sequence[Message]) -> list[bytes]:
         digest = hashlib.blake2b(digest + text.encode("utf-8", "replace"), digest_size=16).digest()
         found.append(digest)
     return found
+
+
+def _failed(chain: Sequence[bytes]) -> bytes:
+    """Stands for a call with this conversation that failed: the same call again goes on with its rollout."""
+    return b"failed" + b"".join(chain[-1:])
 
 
 def _compact(arguments: str) -> str:

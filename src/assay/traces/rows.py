@@ -16,6 +16,8 @@ ROLLOUT_JSON = {"parameters", "adapters", "inputs", "expected", "metadata", "pre
 _RECORDS = ("tools", "verdicts", "early_tools")
 TRANSITION_JSON = {"adapters", "request", "response", "tools", "token_ids", "logprobs", "step_rewards"}
 
+_ROLLOUT_NAMES, _TRANSITION_NAMES = sorted(ROLLOUT_JSON), sorted(TRANSITION_JSON)
+
 
 def as_json(value: Any) -> str:
     """JSON that both databases take: NaN and infinities become null, NUL and lone surrogates are replaced."""
@@ -59,12 +61,12 @@ def row_of(record: Rollout | Transition, encoded: set[str]) -> dict[str, Any]:
 
 
 def _load(row: Any, names: Sequence[str]) -> dict[str, Any]:
-    return {name: json.loads(row[f"{name}_json"]) if row[f"{name}_json"] is not None else None for name in names}
+    return {name: None if (text := row[f"{name}_json"]) is None else orjson.loads(text) for name in names}
 
 
 def rollout_of(row: Any) -> Rollout:
     plain = {key: value for key, value in row.items() if not key.endswith("_json")}
-    loaded = _load(row, sorted(ROLLOUT_JSON))
+    loaded = _load(row, _ROLLOUT_NAMES)
     loaded["verdicts"] = [Verdict(**verdict) for verdict in loaded["verdicts"]]
     loaded["early_tools"] = [ToolCall(**tool) for tool in loaded["early_tools"]]
     loaded["adapters"] = tuple(loaded["adapters"])
@@ -73,7 +75,7 @@ def rollout_of(row: Any) -> Rollout:
 
 def transition_of(row: Any) -> Transition:
     plain = {key: value for key, value in row.items() if not key.endswith("_json") and key != "rollout_id"}
-    loaded = _load(row, sorted(TRANSITION_JSON))
+    loaded = _load(row, _TRANSITION_NAMES)
     loaded["tools"] = [ToolCall(**tool) for tool in loaded["tools"]]
     for name in ("adapters", "token_ids", "logprobs"):
         loaded[name] = None if loaded[name] is None else tuple(loaded[name])

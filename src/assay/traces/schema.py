@@ -61,7 +61,7 @@ rollouts = Table(
     Column("started_at", Float, nullable=False),
     Column("ended_at", Float),
     Index("rollouts_by_run", "run_id", "split"),
-    Index("rollouts_by_task", "task_id"),
+    Index("rollouts_by_group", "task_id", "group_id", "id"),  # exports read in this order
 )
 
 transitions = Table(

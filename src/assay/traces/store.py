@@ -188,7 +188,7 @@ class Store:
             compiled = _upsert(self.engine.dialect.name, table).compile(dialect=self.engine.dialect)
             self._upserts[table.name] = (str(compiled), compiled.positiontup)
         statement, order = self._upserts[table.name]
-        connection.exec_driver_sql(statement, rows if order is None else [tuple(row[name] for name in order) for row in rows])  # type: ignore[arg-type]
+        connection.exec_driver_sql(statement, rows if order is None else [tuple(row[name] for name in order) for row in rows])
 
     # -- people's labels: few, and each written before the next is asked for
 
@@ -389,6 +389,8 @@ def _upgrade(engine: sa.Engine) -> None:
         if inspector.has_table("compiled_judges"):
             connection.execute(sa.text("INSERT INTO made_from SELECT artifact, raters_json, created_at FROM compiled_judges"))
             connection.execute(sa.text("DROP TABLE compiled_judges"))
+        for index in schema.rollouts.indexes:
+            index.create(connection, checkfirst=True)
         older = [str(version) for version in range(1, schema.SCHEMA_VERSION)]
         where = (schema.meta.c.key == "schema") & schema.meta.c.value.in_(older)
         connection.execute(sa.update(schema.meta).where(where).values(value=str(schema.SCHEMA_VERSION)))

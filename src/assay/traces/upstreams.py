@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+from yarl import URL
 
 from assay.errors import ConfigError, MissingExtra
 from assay.traces.dialects import DIALECTS
@@ -60,8 +61,8 @@ class HttpUpstream:
     _session: aiohttp.ClientSession | None = field(default=None, repr=False)
 
     @asynccontextmanager
-    async def ask(self, dialect: str, body: dict[str, Any], raw: bytes, headers: Mapping[str, str]) -> AsyncIterator[Reply]:
-        """Sends a request of one dialect; `raw` are the bytes it came in."""
+    async def ask(self, dialect: str, body: dict[str, Any], raw: bytes, headers: Mapping[str, str], query: str = "") -> AsyncIterator[Reply]:
+        """Sends a request of one dialect; `raw` are the bytes it came in, `query` what its address had after the question mark."""
         if dialect not in self.dialects and self.other is not None:
             async with self.other.ask(dialect, body, raw, headers) as reply:
                 yield reply
@@ -72,7 +73,8 @@ class HttpUpstream:
         if self.logprobs and dialect == "chat" and "logprobs" not in body:
             changed["logprobs"], changed["top_logprobs"] = True, 1
         data = json.dumps({**body, **changed}, ensure_ascii=True).encode() if changed else raw
-        async with self.session.post(self.base + DIALECTS[dialect], data=data, headers=self._headers(headers)) as answer:
+        address = URL(self.base + DIALECTS[dialect] + (f"?{query}" if query else ""), encoded=True)
+        async with self.session.post(address, data=data, headers=self._headers(headers)) as answer:
             passed = {
                 k: v for k, v in answer.headers.items() if k.lower() in _RETURNED or k.lower().startswith(("x-ratelimit", "anthropic-ratelimit"))
             }
@@ -114,7 +116,7 @@ class LitellmUpstream:
     price_usd: float | None = None
 
     @asynccontextmanager
-    async def ask(self, dialect: str, body: dict[str, Any], raw: bytes, headers: Mapping[str, str]) -> AsyncIterator[Reply]:
+    async def ask(self, dialect: str, body: dict[str, Any], raw: bytes, headers: Mapping[str, str], query: str = "") -> AsyncIterator[Reply]:
         litellm = _litellm(dialect)
         call = {"chat": litellm.acompletion, "responses": litellm.aresponses, "messages": litellm.anthropic_messages}[dialect]
         try:

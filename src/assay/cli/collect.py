@@ -1,0 +1,74 @@
+"""`assay collect`: groups of scored rollouts into the store."""
+
+import json
+from typing import Any
+
+import click
+
+from assay.cli.shared import Console, executor_option, keep, pairs, print_json, run_config, run_options, warn_of_failures, warn_of_gaps
+
+__all__ = ["command"]
+
+
+@click.command("collect")
+@click.argument("program")
+@run_options
+@click.option("-n", "--n", type=click.IntRange(1), default=8, show_default=True, help="Rollouts of each task.")
+@click.option("--split", type=click.Choice(["train", "val"]), default="train", show_default=True)
+@click.option("--size", type=click.IntRange(1), help="Most tasks taken of the split.")
+@click.option("--temperatures", metavar="T,T…", help="Temperatures that a task's rollouts take in turn.")
+@click.option("--over", multiple=True, metavar="NAME=V,V…", help="Agent parameters that a task's rollouts take in turn, value by value.")
+@executor_option()
+def command(program: str, **values: Any) -> None:
+    """Run PROGRAM (a name or an artifact's folder) n times on each task, score every run, and keep them as groups in the store."""
+    from assay.errors import ModelError
+    from assay.exporting import collect
+
+    as_json, store, resume, n, split, size, temperatures, over = keep(
+        values, "as_json", "store", "resume", "n", "split", "size", "temperatures", "over"
+    )
+    report = collect(
+        program, n=n, split=split, over=_turns(temperatures, over), store=store, resume=resume, progress=Console(),  # type: ignore[arg-type]
+       
+        sizes={split: size} if size is not None else {}, **run_config(values),
+    )  # fmt: skip
+    data = report.to_dict()
+    if as_json:
+        print_json(data)
+    else:
+        _show(program, data)
+    if (why := report.evaluation.why_unscored) is not None:
+        raise ModelError(f"none of the {len(report.evaluation)} tasks could be scored: {why}")
+
+
+def _turns(temperatures: str | None, over: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Parameter settings to take in turn: the product of what was named."""
+    import itertools
+
+    named = {name: text.split(",") for name, text in pairs(over, "--over").items()}
+    if temperatures:
+        named["temperature"] = temperatures.split(",")
+    try:
+        read = {name: [json.loads(value) for value in texts] for name, texts in named.items()}
+    except json.JSONDecodeError as error:
+        raise click.UsageError(f"{error.doc!r} is no number: --temperatures 0.3,1.0 or --over max_steps=2,10") from None
+    return [dict(zip(read, values, strict=True)) for values in itertools.product(*read.values())] if read else []
+
+
+def _show(program: str, data: dict[str, Any]) -> None:
+    from rich.console import Console as Rich
+    from rich.table import Table
+
+    rich, result = Rich(highlight=False), data["result"]
+    table = Table(title=f"{program}: rollouts collected", title_justify="left", show_header=False)
+    table.add_row("run", data["run"])
+    table.add_row("rollouts, of them from before", f"{data['rollouts']}, {data['kept_from_before']}")
+    table.add_row("tasks, groups with spread", f"{data['tasks']}, {data['groups_with_spread']}")
+    table.add_row("mean score", "–" if result["score"] is None else f"{result['score']:.3f}")
+    table.add_row("LM calls, from the cache", f"{data['calls']}, {data['cached']}")
+    table.add_row("tokens, dollars", f"{data['tokens']:,}, {data['cost_usd']:.4f}")
+    rich.print(table)
+    warn_of_failures(rich, result)
+    warn_of_gaps(rich, {"rows_not_stored": 0, **data})
+    if data["stopped"]:
+        rich.print(f"note: stopped early: {data['stopped']}; raise the cap and add --resume", markup=False)

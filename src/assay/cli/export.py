@@ -1,0 +1,186 @@
+"""`assay export`: training data behind gates."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from assay.cli.shared import Console, json_option, keep, print_json, with_options
+
+__all__ = ["command"]
+
+
+@click.group("export")
+def command() -> None:
+    """Training data from the store, behind gates: what fails them is not written unless told to.
+
+    Rollouts of the gate and test splits are never exported, nor others with their inputs.
+    """
+
+
+def _options(function: Callable[..., Any]) -> Callable[..., Any]:
+    options = [
+        click.option("--out", required=True, metavar="DIR", help="A new folder."),
+        click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE."),
+        click.option("--run", "runs", multiple=True, help="Only of this run; repeatable, as the next four."),
+        click.option("--program", "programs", multiple=True, help="Only of this program."),
+        click.option("--task-type", "task_types", multiple=True, help="Only of this task type."),
+        click.option("--source", "sources", multiple=True, help="Only of this source: program, gateway, otlp, …"),
+        click.option("--tenant", "tenants", multiple=True, help="A tenant whose rollouts may be used; those of others never are."),
+        click.option("--require-consent", is_flag=True, help="Only rollouts with a consent on record."),
+        click.option("--min-transitions", type=click.IntRange(0), default=5000, show_default=True, help="Gate; 0 switches it off."),
+        click.option("--min-clean", type=click.FloatRange(0, 1), default=0.95, show_default=True, help="Gate: share of clean transitions."),
+        click.option("--min-task-types", type=click.IntRange(0), default=5, show_default=True, help="Gate."),
+        click.option("--allow-ungated", is_flag=True, help="Write also where a gate fails; the manifest says so."),
+        click.option("--privacy", type=click.Choice(["auto", "patterns", "presidio", "off"]), default="auto", show_default=True),
+        click.option(
+            "--privacy-key", metavar="FILE", help="Key of the surrogates, kept apart from the export: the same in every export, reversible."
+        ),
+        click.option("--balance", type=click.Choice(["none", "down", "over", "temperature"]), default="none", show_default=True),
+        click.option("--by", "by", default="task_type", show_default=True, metavar="A,B", help="Balance by task_type, difficulty, outcome."),
+        click.option("--balance-temperature", type=click.FloatRange(0, 1), default=0.5, show_default=True),
+        click.option("--most-copies", type=click.IntRange(1), default=3, show_default=True, help="Of a rollout, with --balance over."),
+        click.option("--seed", type=click.IntRange(0), default=0, show_default=True),
+        click.option("--licence", default="not stated", show_default=True, help="Of the data, for the manifest."),
+        json_option(),
+    ]
+    return with_options(function, options)
+
+
+_quality = click.option("--min-quality", type=click.FloatRange(0, 1), default=0.8, show_default=True, help="Least rating or score that is good.")
+
+
+def _credit(function: Callable[..., Any]) -> Callable[..., Any]:
+    options = [
+        click.option("--returns", type=click.Choice(["to_go", "episode", "step", "uniform"]), default="to_go", show_default=True),
+        click.option("--discount", type=click.FloatRange(0, 1), default=1.0, show_default=True),
+        click.option("--step-weight", type=float, default=1.0, show_default=True, help="Of step rewards."),
+        click.option("--outcome-weight", type=float, default=1.0, show_default=True, help="Of the score."),
+        click.option("--outcome", type=click.Choice(["score", "human"]), default="score", show_default=True, help="human: ratings, where there are."),
+    ]
+    return with_options(function, options)
+
+
+@command.command("sft")
+@_options
+@_quality
+@click.option("--whole", is_flag=True, help="One row a conversation, as messages.")
+def sft(**values: Any) -> None:
+    """Prompts and completions of good rollouts, one row an LM call."""
+    _export("sft", values)
+
+
+@command.command("grpo")
+@_options
+@click.option("--rubric", required=True, metavar="R", help="A rubric's name or YAML file, by which completions are scored.")
+@click.option("--call", type=click.Choice(["last", "first", "all"]), default="last", show_default=True, help="Which call the policy is to make.")
+def grpo(**values: Any) -> None:
+    """Prompts, the columns that the rubric reads, and the rubric as a reward module for plain `trl grpo`."""
+    _export("grpo", values)
+
+
+@command.command("preferences")
+@_options
+@_quality
+@_credit
+@click.option("--margin", type=click.FloatRange(0), default=0.1, show_default=True, help="Least difference of the two returns.")
+@click.option("--unpaired", is_flag=True, help="Rows for KTO: each completion with a label.")
+def preferences(**values: Any) -> None:
+    """Pairs of answers to the same prompt, from groups, for DPO (or --unpaired for KTO)."""
+    _export("preferences", values)
+
+
+@command.command("transitions")
+@_options
+@_quality
+@_credit
+@click.option("--advantage", type=click.Choice(["group", "batch", "none"]), default="group", show_default=True)
+@click.option("--by-outcome", is_flag=True, help="Good and other rollouts of a group are groups of their own.")
+def transitions(**values: Any) -> None:
+    """Every LM call with token ids, logprobs, reward, return and advantage, as JSON lines and Parquet."""
+    _export("transitions", values)
+
+
+def _export(kind: str, values: dict[str, Any]) -> None:
+    from pathlib import Path
+
+    from assay.exporting import export
+    from assay.traces.balance import Balance
+    from assay.traces.export import UngatedExport
+    from assay.traces.gates import Gates
+    from assay.traces.selection import Selection
+
+    as_json, out, store, key = keep(values, "as_json", "out", "store", "privacy_key")
+    names = ("runs", "programs", "task_types", "sources", "tenants", "require_consent")
+    selection = Selection(**dict(zip(names, keep(values, *names), strict=True)))
+    method, by, temperature, copies, seed = keep(values, "balance", "by", "balance_temperature", "most_copies", "seed")
+    balance = Balance(
+        method=method, by=tuple(part.strip() for part in by.split(",") if part.strip()), temperature=temperature, most_copies=copies, seed=seed
+    )
+    least = keep(values, "min_transitions", "min_clean", "min_task_types")
+    gates = Gates(min_transitions=least[0], min_clean=least[1], min_task_types=least[2], privacy=values["privacy"] != "off")
+    _open(store)
+    try:
+        report = export(
+            kind, out, store=store, progress=Console(),  # type: ignore[arg-type]
+            selection=selection, gates=gates, balance=balance,
+            privacy_key=Path(key) if key else None, **values,
+        )  # fmt: skip
+    except UngatedExport as error:
+        if as_json:
+            print_json({"path": None, "rows": 0, "gates": error.gates})
+        else:
+            _show_gates(error.gates)
+        raise
+    data = report.to_dict()
+    if as_json:
+        print_json(data)
+    else:
+        _show(kind, data)
+
+
+def _open(store: str | None) -> None:
+    from assay.cli.traces import open_store
+
+    open_store(store).close()
+
+
+def _show_gates(gates: list[dict[str, Any]]) -> None:
+    from rich.console import Console as Rich
+    from rich.table import Table
+
+    table = Table("gate", "value", "required", "", title="gates", title_justify="left")
+    for gate in gates:
+        table.add_row(gate["gate"], str(gate["value"]), str(gate["required"]), "passed" if gate["passed"] else f"FAILED: {gate['missing']}")
+    Rich(highlight=False, markup=False).print(table)
+
+
+def _show(kind: str, data: dict[str, Any]) -> None:
+    from rich.console import Console as Rich
+    from rich.table import Table
+
+    _show_gates(data["gates"])
+    rich = Rich(highlight=False, markup=False)
+    before, after = data["balance"]["before"], data["balance"]["after"]
+    if data["balance"]["method"] != "none":
+        table = Table("rollouts of", "before", "after", title=f"balance: {data['balance']['method']}", title_justify="left")
+        for cell in before:
+            table.add_row(cell, str(before[cell]), str(after.get(cell, 0)))
+        rich.print(table)
+    table = Table("", "", title=f"{data['rows']} rows for {kind} from {data['rollouts']} rollouts", title_justify="left", show_header=False)
+    for kind_, count in data["task_types"].items():
+        table.add_row(f"rows of {kind_}", str(count))
+    for reason, count in {**data["left_out"], **{f"calls with a problem: {why}": n for why, n in data["problems"].items()}}.items():
+        table.add_row(reason if reason.startswith("calls") else f"left out: {reason}", str(count))
+    if data["groups_without_spread"]:
+        table.add_row("groups without spread (advantage 0)", str(data["groups_without_spread"]))
+    overlap = data["overlap"]
+    if overlap["shared"]:
+        table.add_row(f"tasks that share {overlap['ngram']} words with a sealed one", f"{overlap['shared']} of {overlap['tasks']}")
+    privacy = data["privacy"]
+    found = ", ".join(f"{count} {name}" for name, count in privacy.get("found", {}).items()) or "nothing"
+    table.add_row("personal data", f"{privacy['engine']}: {found}")
+    rich.print(table)
+    if privacy.get("note"):
+        rich.print(f"note: {privacy['note']}")
+    rich.print(str(data["path"]), soft_wrap=True)

@@ -1,0 +1,401 @@
+"""Training data out of the store: read once, group by group, hidden, gated, balanced, written, in constant memory.
+
+Everything is written beside the folder first; it takes its name only when the gates have passed, or were told not to matter.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from assay.errors import AssayError, ConfigError, DataError
+from assay.traces.balance import Balance, Sampler
+from assay.traces.credit import RETURNS, Baseline, returns
+from assay.traces.formats import grpo_rows, preference_rows, sft_rows, transition_row
+from assay.traces.gates import GateReport, Gates
+from assay.traces.hiding import Hider
+from assay.traces.records import person_digest
+from assay.traces.selection import Episode, Overlap, Selection, Turn, count_turns, left_out, read_groups, sealed_tasks
+from assay.traces.store import Store
+from assay.traces.writing import RowWriter, trl_files
+
+__all__ = ["ADVANTAGES", "KINDS", "ExportConfig", "ExportReport", "export_traces"]
+
+KINDS = ("sft", "grpo", "preferences", "transitions")
+ADVANTAGES = ("group", "batch", "none")
+FORMAT = 1  # of the manifest
+_LEARNED_FROM = ("truncated", "parse")  # calls that are not clean, and yet what a policy must learn to avoid
+_TOLD = ("selection", "gates", "balance")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig:
+    """Settings of an export.
+
+    Args:
+        kind: `sft`, `grpo`, `preferences` or `transitions`.
+        min_quality: least rating or score of a rollout whose calls become SFT rows, and from which a KTO label is good.
+        whole: SFT rows are whole conversations.
+        call: which call of a rollout is a GRPO prompt: `last`, `first` or `all`.
+        margin: least difference in return of a preference pair; `unpaired` gives rows for KTO.
+        returns, discount, step_weight, outcome_weight, outcome: see `assay.traces.credit`.
+        advantage: against the other rollouts of the group, of the whole batch, or none.
+        by_outcome: rollouts that reached `min_quality` and those that did not are groups of their own.
+        privacy: `auto`, `patterns`, `presidio` or `off`.
+        privacy_key: file of the key that makes surrogates the same in every export, and reversible; made where it is missing.
+        allow_ungated: write also where a gate fails; the manifest says so.
+        licence: of the data, for the manifest.
+    """
+
+    kind: str
+    selection: Selection = field(default_factory=Selection)
+    gates: Gates = field(default_factory=Gates)
+    balance: Balance = field(default_factory=Balance)
+    min_quality: float = 0.8
+    whole: bool = False
+    call: str = "last"
+    margin: float = 0.1
+    unpaired: bool = False
+    returns: str = "to_go"
+    discount: float = 1.0
+    advantage: str = "group"
+    by_outcome: bool = False
+    step_weight: float = 1.0
+    outcome_weight: float = 1.0
+    outcome: str = "score"
+    privacy: str = "auto"
+    privacy_key: Path | None = None
+    allow_ungated: bool = False
+    licence: str = "not stated"
+
+    def __post_init__(self) -> None:
+        choices = (
+            ("kind", KINDS), ("call", ("last", "first", "all")), ("advantage", ADVANTAGES), ("outcome", ("score", "human")),
+            ("privacy", ("auto", "patterns", "presidio", "off")), ("returns", RETURNS),
+        )  # fmt: skip
+        for name, allowed in choices:
+            if getattr(self, name) not in allowed:
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be one of {', '.join(allowed)}")
+        if not 0 <= self.min_quality <= 1:
+            raise ConfigError(f"min_quality={self.min_quality!r} must be between 0 and 1")
+        if not self.margin >= 0:
+            raise ConfigError(f"margin={self.margin!r} must be at least 0")
+        returns([0.0], scheme=self.returns, discount=self.discount)
+
+
+@dataclass
+class ExportReport:
+    """What `export_traces` did. `to_dict()` is the `--json` object."""
+
+    path: Path
+    rows: int
+    manifest: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        keys = ("gates", "passed", "left_out", "problems", "groups_without_spread", "balance", "overlap", "privacy", "task_types", "rollouts")
+        return {"path": str(self.path), "rows": self.rows, **{key: self.manifest[key] for key in keys}}
+
+
+class UngatedExport(AssayError, RuntimeError):
+    """A gate failed, and nothing was written. `gates` has what each says."""
+
+    def __init__(self, message: str, gates: list[dict[str, Any]]) -> None:
+        super().__init__(message)
+        self.gates = gates
+
+
+def export_traces(
+    store: Store,
+    out: str | Path,
+    config: ExportConfig,
+    *,
+    rubric: Path | None = None,
+    advance: Callable[[int], None] = lambda count: None,
+    bar: Callable[[int], contextlib.AbstractContextManager[Callable[[int], None]]] | None = None,
+) -> ExportReport:
+    """Writes `data.jsonl` (and `data.parquet` of transitions), `manifest.json`, a dataset card, and for `sft` and `grpo` a config
+    for `trl`, into the folder `out`.
+
+    Args:
+        rubric: YAML file of the rubric that a GRPO trainer is to score completions by.
+        bar: opens a progress bar for a number of transitions.
+    Raises:
+        ConfigError: the folder is there already, or a setting makes no sense.
+        DataError: nothing to export, or a gate failed (`UngatedExport`).
+    """
+    folder = Path(out).absolute()
+    if config.kind == "grpo" and rubric is None:
+        raise ConfigError("an export for GRPO needs the rubric that completions are scored by: --rubric FILE_OR_NAME")
+    if folder.exists():
+        raise ConfigError(f"{folder} is there already; an export never writes over another: name a new folder with --out")
+    if config.privacy_key is not None and Path(config.privacy_key).absolute().is_relative_to(folder):
+        raise ConfigError(f"the key {config.privacy_key} would lie in the export and travel with it: keep it elsewhere")
+    store.flush()
+    sealed, overlap = sealed_tasks(store)
+    run = _Export(store, config, sealed, overlap)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        with bar(run.total) if bar else contextlib.nullcontext(advance) as told:
+            written = run.write(scratch, told)
+        manifest = run.manifest(written)
+        _refuse_ungated(manifest, config)
+        trl_files(scratch, config.kind, manifest, rubric=rubric)
+        run.save_table(scratch)
+        (scratch / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
+        os.chmod(scratch, 0o755)
+        try:
+            os.rename(scratch, folder)
+        except OSError as error:
+            raise ConfigError(f"{folder} came to be while this export was written; name a new folder with --out") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    store.put_artifact(str(folder), sorted(run.people))
+    return ExportReport(folder, written["data.jsonl"]["rows"], manifest)
+
+
+def _refuse_ungated(manifest: Mapping[str, Any], config: ExportConfig) -> None:
+    if not manifest["rows"]:
+        why = "; ".join(f"{count} rollouts {reason}" for reason, count in manifest["left_out"].items()) or "the store holds none that fit"
+        raise DataError(f"there is nothing to export as {config.kind}: {why}")
+    failed = [gate for gate in manifest["gates"] if not gate["passed"]]
+    if failed and not config.allow_ungated:
+        told = "; ".join(f"{gate['gate']} is {gate['value']} of {gate['required']}: {gate['missing']}" for gate in failed)
+        raise UngatedExport(
+            f"the data does not pass its gates, nothing was written. {told}. --allow-ungated writes it all the same", manifest["gates"]
+        )
+
+
+class _Export:
+    """One pass over the store, and what it counts."""
+
+    def __init__(self, store: Store, config: ExportConfig, sealed: set[str], overlap: Overlap) -> None:
+        self.store, self.config, self.sealed, self.overlap = store, config, sealed, overlap
+        self.hider = Hider(config.privacy, config.privacy_key)
+        self.gates = GateReport(config.gates, verified=False)
+        self.left = Counter(left_out(store, config.selection))
+        self.people: set[str] = set()
+        self.flat_groups = self.rollouts = self.groups = 0
+        self.said: dict[str, Counter[str]] = {
+            "models": Counter(),
+            "programs": Counter(),
+            "rubrics": Counter(),
+            "consent": Counter(),
+            "runs": Counter(),
+        }
+        self.total = count_turns(store, config.selection)
+        counts, self.batch = self._survey() if config.balance.method != "none" or config.advantage == "batch" else (Counter[tuple[str, ...]](), None)
+        self.sampler = Sampler(counts, config.balance)
+
+    def _survey(self) -> tuple[Counter[tuple[str, ...]], Baseline | None]:
+        """A first pass over scores and step rewards alone: rollouts by cell of the balance, the batch's baseline."""
+        counts, baseline = Counter[tuple[str, ...]](), Baseline()
+        for group in self._groups(light=True):
+            for episode in group:
+                if self._wanted(episode):
+                    counts[self._cell(episode)] += 1
+                if (credited := self._credited(episode)) is not None:
+                    baseline.add(*credited)
+        return counts, baseline if self.config.advantage == "batch" else None
+
+    def _groups(self, *, light: bool = False) -> Iterator[list[Episode]]:
+        means, left = "difficulty" in self.config.balance.by, None if light else self.left
+        return read_groups(self.store, self.config.selection, self.sealed, light=light, means=means, left=left)
+
+    def _cell(self, episode: Episode) -> tuple[str, ...]:
+        quality = episode.quality
+        outcome = "unscored" if quality is None else "good" if quality >= self.config.min_quality else "bad"
+        told = {"task_type": episode.rollout.task_type, "difficulty": episode.difficulty, "outcome": outcome}
+        return tuple(told[name] for name in self.config.balance.by)
+
+    def _wanted(self, episode: Episode) -> bool:
+        """Whether the kind of export takes anything of this rollout: SFT the good ones, the others all that are scored."""
+        quality = episode.quality
+        if self.config.kind == "grpo":
+            return True
+        return quality is not None and (self.config.kind != "sft" or quality >= self.config.min_quality)
+
+    def _credited(self, episode: Episode) -> tuple[list[float], float] | None:
+        """Return by turn, and the episode's; None where it has no outcome."""
+        rollout, config = episode.rollout, self.config
+        outcome = episode.quality if config.outcome == "human" else rollout.score
+        if outcome is None:
+            return None
+        rewards = self._rewards(episode, outcome)
+        return returns(rewards, scheme=config.returns, discount=config.discount), sum(rewards)
+
+    def _rewards(self, episode: Episode, outcome: float) -> list[float]:
+        rewards = [self.config.step_weight * reward for reward in episode.rewards]
+        rewards[-1] += self.config.outcome_weight * outcome
+        return rewards
+
+    # -- writing
+
+    def write(self, folder: Path, advance: Callable[[int], None]) -> dict[str, dict[str, Any]]:
+        """Files with their rows and sha256, by name."""
+        self.written = Counter[str]()
+        with RowWriter(folder, parquet=self.config.kind == "transitions") as writer:
+            for group in self._groups():
+                self.groups += 1
+                for episode, row in self._rows(group):
+                    self.written[episode.rollout.task_type] += 1
+                    writer.write(self.hider.row(row, episode.rollout))
+                advance(sum(len(episode.turns) for episode in group))
+        self.gates.verified, self.gates.residual = self.hider.verified, self.hider.residual
+        return writer.files
+
+    def _rows(self, group: list[Episode]) -> Iterator[tuple[Episode, dict[str, Any]]]:
+        kept = [(episode, self._usable(episode), copies) for episode in group if (copies := self._copies(episode))]
+        kept = [(episode, turns, copies) for episode, turns, copies in kept if turns]
+        for episode, _, _ in kept:
+            self._note(episode)
+        if self.config.kind == "grpo":
+            if kept:
+                yield from ((kept[0][0], row) for row in grpo_rows([episode for episode, _, _ in kept], call=self.config.call))
+            return
+        if self.config.kind == "sft":
+            for episode, turns, copies in kept:
+                for row in sft_rows(episode, turns, whole=self.config.whole):
+                    yield from [(episode, row)] * copies
+            return
+        baselines = self._baselines(group)
+        calls = list(self._calls(kept, baselines))
+        if self.config.kind == "preferences":
+            paired = [(episode, turn, credited) for episode, turn, _, credited, _ in calls]
+            rows = preference_rows(paired, margin=self.config.margin, unpaired=self.config.unpaired, good=self.config.min_quality)
+            yield from ((kept[0][0], row) for row in rows)
+            return
+        for episode, turn, reward, credited, advantage in calls:
+            row = transition_row(episode, turn, reward=reward, credited=credited, advantage=advantage, weight=1 / len(episode.turns))
+            yield from [(episode, row)] * next(copies for other, _, copies in kept if other is episode)
+
+    def _calls(
+        self, kept: list[tuple[Episode, list[Turn], int]], baselines: dict[str, Baseline]
+    ) -> Iterator[tuple[Episode, Turn, float, float, float]]:
+        for episode, turns, _ in kept:
+            found = self._credited(episode)
+            if found is None:
+                continue
+            outcome = episode.quality if self.config.outcome == "human" else episode.rollout.score
+            rewards = self._rewards(episode, outcome or 0.0)
+            baseline = baselines.get(self._group_of(episode))
+            advantages = baseline.advantages(found[0]) if baseline is not None else [0.0] * len(rewards)
+            places = {turn.t: at for at, turn in enumerate(episode.turns)}
+            for turn in turns:
+                at = places[turn.t]
+                yield episode, turn, rewards[at], found[0][at], advantages[at]
+
+    def _group_of(self, episode: Episode) -> str:
+        return self._cell_of_outcome(episode) if self.config.by_outcome else ""
+
+    def _cell_of_outcome(self, episode: Episode) -> str:
+        return "good" if (episode.quality or 0.0) >= self.config.min_quality else "bad"
+
+    def _baselines(self, group: list[Episode]) -> dict[str, Baseline]:
+        """Of the whole group, before the balance draws from it."""
+        if self.config.advantage == "none":
+            return {}
+        if self.batch is not None:
+            return dict.fromkeys(("", "good", "bad"), self.batch)
+        found: dict[str, Baseline] = {}
+        for episode in group:
+            if (credited := self._credited(episode)) is not None:
+                found.setdefault(self._group_of(episode), Baseline()).add(*credited)
+        self.flat_groups += sum(not baseline.spread for baseline in found.values())
+        return found
+
+    def _copies(self, episode: Episode) -> int:
+        if not self._wanted(episode):
+            self.left["unscored" if episode.quality is None else f"below the quality of {self.config.min_quality:g}"] += 1
+            if episode.quality is None:
+                for turn in episode.turns:
+                    self.gates.see(episode.rollout.task_type, turn.problem(episode.rollout, turn is episode.turns[-1]) or "unscored")
+            return 0
+        if self.config.balance.method == "none":
+            self.sampler.after[self._cell(episode)] += 1
+            return 1
+        copies = self.sampler.take(self._cell(episode))
+        if not copies:
+            self.left["by the balance"] += 1
+        return copies
+
+    def _usable(self, episode: Episode) -> list[Turn]:
+        """The calls that become rows. All of them are counted by the gates, with what is wrong with them."""
+        rollout, usable = episode.rollout, []
+        if rollout.task_id != getattr(self, "_task", None):
+            self._task, self._seen = rollout.task_id, dict[int, bool]()  # a call, and whether only its copy was seen
+        for turn in episode.turns:
+            problem = turn.problem(rollout, turn is episode.turns[-1])
+            if problem is None and not turn.model:
+                problem = "provenance"
+            if problem is None and not self._first_time(turn):
+                problem = "duplicate"
+            self.gates.see(rollout.task_type, problem)
+            if problem is None or (problem in _LEARNED_FROM and self.config.kind in ("transitions", "preferences")):
+                usable.append(turn)
+        return usable
+
+    def _first_time(self, turn: Turn) -> bool:
+        """Whether this call, answered so, is new in its task. A group's rollouts may well say the same: what is doubled is an
+        answer from the cache beside the one it was copied from, whichever is read first."""
+        key = hash((turn.request_json, turn.output, turn.tools_json))
+        before = self._seen.get(key)
+        if before is None or (not turn.cached and not before):
+            self._seen[key] = bool(turn.cached)
+            return True
+        self._seen[key] = before and turn.cached
+        return False
+
+    def _note(self, episode: Episode) -> None:
+        rollout = episode.rollout
+        self.rollouts += 1
+        self.overlap.see(rollout.task_id, rollout.inputs)
+        if rollout.data_subject:
+            self.people.add(person_digest(rollout.data_subject))
+        models = {
+            f"{turn.model}@{turn.weights[:12] or '?'}" + "".join(f"+{a[:12]}" for a in orjson.loads(turn.adapters_json)) for turn in episode.turns
+        }
+        self.said["models"].update(models)
+        self.said["programs"][f"{rollout.program}@{rollout.program_version}"] += 1
+        self.said["rubrics"][rollout.rubric or "none"] += 1
+        self.said["consent"][rollout.consent or "not asked"] += 1
+        self.said["runs"][rollout.run_id or "none"] += 1
+
+    # -- telling
+
+    def manifest(self, files: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        from assay import __version__
+
+        config = self.config
+        told = {key: value for key, value in asdict(config).items() if key not in (*_TOLD, "privacy_key")}
+        if len(self.said["runs"]) > 200:
+            self.said["runs"] = Counter({"runs": len(self.said["runs"])})
+        return {
+            "format": FORMAT, "assay": __version__, "kind": config.kind, "rows": files["data.jsonl"]["rows"],
+            "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "files": dict(files), "config": told,
+            "filters": {**asdict(config.selection), "min_quality": config.min_quality if config.kind == "sft" else None},
+            "gates": self.gates.to_list(), "passed": self.gates.passed, "gated": not config.allow_ungated or self.gates.passed,
+            "transitions": self.gates.transitions, "rollouts": self.rollouts, "groups": self.groups,
+            "groups_without_spread": self.flat_groups, "problems": dict(self.gates.problems), "left_out": dict(self.left),
+            "task_types": dict(self.written), "sealed_tasks": len(self.sealed), "overlap": self.overlap.to_dict(),
+            "balance": {**asdict(config.balance), "before": _table(self.sampler.before), "after": _table(self.sampler.after)},
+            "privacy": self.hider.to_dict(), "licence": config.licence,
+            "tenants": list(config.selection.tenants), **{name: dict(counts) for name, counts in self.said.items()},
+        }  # fmt: skip
+
+    def save_table(self, folder: Path) -> None:
+        """What reverses the surrogates, encrypted; only where a key kept apart was named."""
+        self.hider.save_table(folder / "surrogates.enc")
+
+
+def _table(counts: Mapping[tuple[str, ...], int]) -> dict[str, int]:
+    return {" / ".join(cell): count for cell, count in sorted(counts.items())}

@@ -1,0 +1,131 @@
+"""Rows of training data from a group of rollouts, in the forms that trainers read. Does not select, hide or write anything."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import orjson
+
+from assay.traces.dialects import chat_tools
+from assay.traces.selection import Episode, Turn
+
+__all__ = ["JsonText", "grpo_rows", "preference_rows", "sft_rows", "transition_row"]
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class JsonText:
+    """A value of a row that is JSON already: it is written as it is."""
+
+    text: str
+
+
+def transition_row(episode: Episode, turn: Turn, *, reward: float, credited: float, advantage: float, weight: float) -> Row:
+    """One LM call with its reward, return and advantage. `input` and what else the store holds as JSON stays as it was stored.
+
+    `weight` is one over the rollout's calls: weighted by it, long rollouts do not weigh more than short ones.
+    """
+    rollout = episode.rollout
+    return {
+        "rollout": rollout.id, "group": episode.group, "task": rollout.task_id, "task_type": rollout.task_type, "t": turn.t,
+        "input": JsonText(turn.request_json), "output": turn.output, "tools": JsonText(turn.tools_json),
+        "constrained": turn.constrained, "cached": turn.cached, "model": turn.model, "weights": turn.weights,
+        "adapters": JsonText(turn.adapters_json), "prompt_tokens": turn.prompt_tokens, "completion_tokens": turn.completion_tokens,
+        "token_ids": JsonText(turn.token_ids_json or "null"), "logprobs": JsonText(turn.logprobs_json or "null"),
+        "step_rewards": JsonText(turn.step_rewards_json), "reward": reward, "return": credited, "advantage": advantage, "weight": weight,
+        "score": rollout.score, "human_rating": rollout.human_rating, "status": rollout.status, "program": rollout.program,
+        "program_version": rollout.program_version,
+    }  # fmt: skip
+
+
+def _where(episode: Episode, turn: Turn) -> Row:
+    rollout = episode.rollout
+    return {"task": rollout.task_id, "task_type": rollout.task_type, "rollout": rollout.id, "t": turn.t}
+
+
+def _trained(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message as chat templates want it: arguments of tool calls as objects."""
+    if not message.get("tool_calls"):
+        return dict(message)
+    calls = []
+    for call in message["tool_calls"]:
+        try:
+            arguments = orjson.loads(call["function"]["arguments"] or "{}")
+        except orjson.JSONDecodeError:
+            arguments = {"arguments": call["function"]["arguments"]}
+        calls.append({**call, "function": {**call["function"], "arguments": arguments}})
+    return {**message, "content": message.get("content") or "", "tool_calls": calls}
+
+
+def _tools_json(turn: Turn) -> str:
+    return orjson.dumps(chat_tools(turn.request)).decode()
+
+
+def sft_rows(episode: Episode, turns: Sequence[Turn], *, whole: bool) -> Iterator[Row]:
+    """`prompt` and `completion` as messages, one row an LM call; `tools` as JSON text, as TRL takes them.
+
+    Args:
+        whole: one row a conversation instead, as `messages`: calls whose messages a later call went on from are part of that one.
+    """
+    quality = episode.quality
+    if not whole:
+        for turn in turns:
+            prompt, completion = [_trained(m) for m in turn.messages], [_trained(turn.answer)]
+            yield {"prompt": prompt, "completion": completion, "tools": _tools_json(turn), "quality": quality, **_where(episode, turn)}
+        return
+    said = [(turn, turn.messages) for turn in turns]
+    for at, (turn, messages) in enumerate(said):
+        if any(later[: len(messages)] == messages and len(later) > len(messages) for _, later in said[at + 1 :]):
+            continue
+        whole_row = {"messages": [_trained(m) for m in [*messages, turn.answer]], "tools": _tools_json(turn), "quality": quality}
+        yield {**whole_row, **_where(episode, turn)}
+
+
+def grpo_rows(group: Sequence[Episode], *, call: str = "last") -> Iterator[Row]:
+    """Distinct prompts of a group with what the rubric reads: the task's inputs and what it expects, each a column.
+
+    Args:
+        call: which call of a rollout the policy is to make: `last` (whose completion is the answer), `first`, or `all`.
+    """
+    seen: set[bytes] = set()
+    for episode in group:
+        rollout = episode.rollout
+        turns = episode.turns if call == "all" else episode.turns[-1:] if call == "last" else episode.turns[:1]
+        for turn in turns:
+            prompt = turn.messages
+            key = orjson.dumps(prompt)
+            if key in seen or not prompt:
+                continue
+            seen.add(key)
+            yield {**rollout.inputs, **rollout.expected, "prompt": [_trained(m) for m in prompt], "task_type": rollout.task_type}
+
+
+def preference_rows(group: Sequence[tuple[Episode, Turn, float]], *, margin: float, unpaired: bool = False, good: float = 0.8) -> Iterator[Row]:
+    """Pairs of answers to the very same prompt, the better one `chosen`, for DPO; or each answer with a `label`, for KTO.
+
+    Args:
+        group: calls of one group with what each was credited with.
+        margin: least difference of the two returns.
+        unpaired: rows for KTO: True from a quality of `good` on.
+    """
+    by_prompt: dict[bytes, list[tuple[Episode, Turn, float]]] = {}
+    for entry in group:
+        by_prompt.setdefault(orjson.dumps(entry[1].messages), []).append(entry)
+    for entries in by_prompt.values():
+        prompt = [_trained(m) for m in entries[0][1].messages]
+        if unpaired:
+            for episode, turn, value in entries:
+                label = (episode.quality or 0.0) >= good
+                yield {"prompt": prompt, "completion": [_trained(turn.answer)], "label": label, "return": value, **_where(episode, turn)}
+            continue
+        told: set[tuple[bytes, bytes]] = set()
+        for one, other in combinations(entries, 2):
+            (_, worse, low), (episode, better, high) = sorted((one, other), key=lambda entry: entry[2])
+            chosen, rejected = [_trained(better.answer)], [_trained(worse.answer)]
+            key = (orjson.dumps(chosen), orjson.dumps(rejected))
+            if high - low < margin or chosen == rejected or key in told:
+                continue
+            told.add(key)
+            yield {"prompt": prompt, "chosen": chosen, "rejected": rejected, "margin": high - low, **_where(episode, better)}

@@ -1,0 +1,83 @@
+"""What data must meet before it is handed to training, each gate reported with its figure.
+
+The defaults are the field's numbers: 5,000 transitions, 95 % of them clean, privacy verified, five task types.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from assay.errors import ConfigError
+
+__all__ = ["GateReport", "Gates"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gates:
+    """Least values; 0 switches a gate off, and the manifest says so."""
+
+    min_transitions: int = 5000
+    min_clean: float = 0.95
+    min_task_types: int = 5
+    privacy: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_clean <= 1:
+            raise ConfigError(f"min_clean={self.min_clean!r} must be between 0 and 1")
+        if self.min_transitions < 0 or self.min_task_types < 0:
+            raise ConfigError("min_transitions and min_task_types must be at least 0")
+
+
+@dataclass
+class GateReport:
+    """Counts of what was read, and what the gates say of them."""
+
+    gates: Gates
+    transitions: int = 0
+    problems: Counter[str] = field(default_factory=Counter)  # of transitions that are not clean, by why
+    task_types: Counter[str] = field(default_factory=Counter)  # clean transitions of each
+    verified: bool = False  # what was anonymised was read again and nothing more was found
+    residual: int = 0  # findings of that second reading
+
+    def see(self, task_type: str, problem: str | None) -> None:
+        """Counts one transition."""
+        self.transitions += 1
+        if problem is None:
+            self.task_types[task_type] += 1
+        else:
+            self.problems[problem] += 1
+
+    @property
+    def clean(self) -> int:
+        return self.transitions - sum(self.problems.values())
+
+    @property
+    def passed(self) -> bool:
+        return all(gate["passed"] for gate in self.to_list())
+
+    def to_list(self) -> list[dict[str, Any]]:
+        """One object a gate: `gate`, `passed`, `value`, `required`, and where it failed what is `missing`."""
+        share = self.clean / self.transitions if self.transitions else 0.0
+        least, kinds = self.gates.min_transitions, len(self.task_types)
+        worst = ", ".join(f"{count} {why}" for why, count in self.problems.most_common())
+        # n more clean ones make (clean + n) / (all + n) enough: n = (min·all - clean) / (1 - min)
+        wanted = self.gates.min_clean
+        more = 0 if share >= wanted else None if wanted == 1 else -int(-(wanted * self.transitions - self.clean) / (1 - wanted) // 1)
+        return [
+            _gate("transitions", self.clean, least, f"{least - self.clean} more clean transitions"),
+            _gate("clean", round(share, 6), wanted, f"{worst or 'there are none'}" + (f"; {more} more clean transitions would do" if more else "")),
+            _gate("task types", kinds, self.gates.min_task_types, f"{self.gates.min_task_types - kinds} more task types"),
+            {
+                "gate": "privacy verified", "passed": self.verified or not self.gates.privacy, "value": self.verified, "required": self.gates.privacy,
+                **({} if self.verified or not self.gates.privacy else {"missing": self._unverified()}),
+            },
+        ]  # fmt: skip
+
+    def _unverified(self) -> str:
+        found = f"a second reading still found {self.residual} personal values" if self.residual else "nothing was anonymised"
+        return f"{found}; export with --privacy auto"
+
+
+def _gate(name: str, value: float, required: float, missing: str) -> dict[str, Any]:
+    passed = value >= required
+    return {"gate": name, "passed": passed, "value": value, "required": required, **({} if passed else {"missing": missing})}

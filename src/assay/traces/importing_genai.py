@@ -1,0 +1,253 @@
+"""The spans of a trace by the attributes of its conventions: which are LM calls and tools, and what was said in them.
+
+Reads what the OpenTelemetry GenAI conventions were in turn and what is built on them: messages as attributes (from 1.37 on), as span
+events or log records (1.28 to 1.36), as indexed attributes (OpenLLMetry), OpenInference's, and those of the SDKs of Langfuse and MLflow.
+Source: github.com/open-telemetry/semantic-conventions-genai, github.com/Arize-ai/openinference.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from assay.traces.importing_chat import answers_of, as_text, body_of, count_of, number_of, parsed, tools_of, usage_of
+from assay.traces.importing_files import Part
+from assay.traces.importing_spans import LMCall, Mark, Span, ToolUse, Trace
+
+__all__ = ["trace_of"]
+
+Attributes = Mapping[str, Any]
+Event = tuple[str, dict[str, Any]]  # name, what it says
+_CALLS = {"chat", "text_completion", "generate_content"}  # gen_ai.operation.name of LM calls
+_KINDS = ("openinference.span.kind", "langfuse.observation.type", "mlflow.spanType", "traceloop.span.kind")
+_LM_KINDS = {"llm", "generation", "chat_model"}
+_INPUTS = ("input.value", "langfuse.observation.input", "langfuse.trace.input", "mlflow.spanInputs", "traceloop.entity.input")
+_OUTPUTS = ("output.value", "langfuse.observation.output", "langfuse.trace.output", "mlflow.spanOutputs", "traceloop.entity.output")
+_JSON = ("mlflow.", "traceloop.entity.")  # their values are JSON, texts included
+_MODEL = ("gen_ai.request.model", "langfuse.observation.model.name", "mlflow.llm.model", "llm.model_name")
+_USER = ("user.id", "enduser.id", "langfuse.user.id", "traceloop.association.properties.user_id")
+_TENANT = ("tenant.id", "tenant", "tenant_id", "traceloop.association.properties.tenant_id", "traceloop.association.properties.tenant")
+_SESSION = ("session.id", "gen_ai.conversation.id", "langfuse.session.id", "traceloop.association.properties.session_id")
+_PROGRAM = ("gen_ai.agent.name", "langfuse.trace.name", "traceloop.entity.name", "service.name")
+_PROMPT_TOKENS = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.usage.prompt_tokens", "llm.token_count.prompt")
+_COMPLETION_TOKENS = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.usage.completion_tokens", "llm.token_count.completion")
+_USAGE = ("langfuse.observation.usage_details", "mlflow.chat.tokenUsage")
+_COST = ("gen_ai.usage.cost", "gen_ai.usage.total_cost", "llm.cost.total")
+_COSTS = ("langfuse.observation.cost_details", "mlflow.llm.cost")
+_PARAMETERS = ("llm.invocation_parameters", "langfuse.observation.model.parameters")
+_SETTINGS = {
+    "temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "max_tokens": "max_tokens", "seed": "seed", "stop_sequences": "stop",
+    "frequency_penalty": "frequency_penalty", "presence_penalty": "presence_penalty", "choice.count": "n",
+}  # fmt: skip
+
+
+def trace_of(trace_id: str, parts: Iterable[Part]) -> Trace:
+    """The spans of a trace, with the log records that belong to them."""
+    found = Trace(id=trace_id, where="")
+    spans: list[Part] = []
+    logged: dict[str, list[Event]] = {}
+    for part in parts:
+        found.where = found.where or part.where
+        if part.kind == "span":
+            spans.append(part)
+        else:
+            logged.setdefault(part.value["span"], []).append((part.value["name"], part.value["told"]))
+    for number, part in enumerate(spans):
+        row = part.value
+        events = [*((name, told) for name, told in row["events"]), *logged.get(row["id"], ())]
+        found.spans.append(_span(row["id"] or f"#{number}", part.where, row, events))
+        found.marks += [_mark(told, part.where) for name, told in events if name == "gen_ai.evaluation.result"]
+    top = sorted(spans, key=lambda part: bool(part.value["parent"]))  # what the root says of the trace goes first
+    told = [{**part.value["resource"], **part.value["attributes"]} for part in top]
+    found.user, found.tenant, found.session = (_said(told, names) for names in (_USER, _TENANT, _SESSION))
+    found.program, found.version = _said(told[:1], _PROGRAM) or "", _said(told, ("service.version",)) or ""
+    return found
+
+
+def _said(told: Iterable[Attributes], names: Iterable[str]) -> str | None:
+    return next((as_text(one[name]) for one in told for name in names if one.get(name) not in (None, "")), None)
+
+
+def _first(attributes: Attributes, names: Iterable[str]) -> Any:
+    """The first of some attributes that is there."""
+    for name in names:
+        if (value := attributes.get(name)) is not None:
+            return _loaded(value) if name.startswith(_JSON) else value
+    return None
+
+
+def _loaded(value: Any) -> Any:
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return value
+
+
+def _span(span_id: str, where: str, row: Mapping[str, Any], events: list[Event]) -> Span:
+    attributes: Attributes = row["attributes"]
+    for name, told in events:
+        if name == "gen_ai.client.inference.operation.details":
+            attributes = {**told, **attributes}
+    operation = attributes.get("gen_ai.operation.name")
+    does: LMCall | ToolUse | None = None
+    kinds = {as_text(_first(attributes, (name,))).lower() for name in _KINDS}
+    if operation in _CALLS or (operation is None and _asks(attributes, kinds)):
+        does = _call(attributes, events)
+    elif operation == "execute_tool" or (operation is None and "tool" in kinds):
+        does = _tool(row["name"], attributes, events)
+    return Span(
+        id=span_id, parent=row["parent"], name=row["name"], where=where, start=row["start"], end=row["end"], error=row["error"], does=does,
+        inputs=attributes.get("gen_ai.input.messages", _first(attributes, _INPUTS)),
+        outputs=attributes.get("gen_ai.output.messages", _first(attributes, _OUTPUTS)),
+    )  # fmt: skip
+
+
+def _asks(attributes: Attributes, kinds: set[str]) -> bool:
+    """Whether a span that names no operation is an LM call: by its kind, or, as operations had no names before 1.27, by what it used."""
+    if kinds - {""}:
+        return bool(kinds & _LM_KINDS)
+    if attributes.get("llm.request.type") in ("chat", "completion"):
+        return True
+    used = any(name in attributes for name in (*_COMPLETION_TOKENS, "gen_ai.completion", "gen_ai.completion.0.content"))
+    return used and any(name in attributes for name in ("gen_ai.request.model", "gen_ai.system"))
+
+
+def _mark(told: Attributes, where: str) -> Mark:
+    label = told.get("gen_ai.evaluation.score.label")
+    return Mark(
+        name=as_text(told.get("gen_ai.evaluation.name")), value=told.get("gen_ai.evaluation.score.value"), where=where,
+        label=None if label is None else as_text(label), reason=as_text(told.get("gen_ai.evaluation.explanation")),
+    )  # fmt: skip
+
+
+# -- LM calls
+
+
+def _call(attributes: Attributes, events: list[Event]) -> LMCall:
+    events = [*events, *_listed_events(attributes.get("events"))]
+    raw, answer = body_of(_first(attributes, _INPUTS)), _first(attributes, _OUTPUTS)
+    settings = {ours: attributes[name] for theirs, ours in _SETTINGS.items() if (name := f"gen_ai.request.{theirs}") in attributes}
+    parameters = parsed(_first(attributes, _PARAMETERS))
+    body = {**raw, **(body_of({**parameters, "messages": []}) if isinstance(parameters, dict) else {}), **settings}
+    body["messages"] = _messages(attributes, events) or raw["messages"]
+    defined = attributes.get("gen_ai.tool.definitions") or _indexed(attributes, "llm.request.functions") or _indexed(attributes, "llm.tools")
+    if tools := tools_of(defined):
+        body["tools"] = tools
+    if model := _first(attributes, _MODEL):
+        body["model"] = body.get("model") if "gen_ai.request.model" not in attributes and body.get("model") else model
+    reasons = attributes.get("gen_ai.response.finish_reasons", attributes.get("llm.finish_reason"))
+    given = _answer(attributes, events)
+    usage = usage_of(_first(attributes, _USAGE), answer)
+    prompt, completion = (count_of(_first(attributes, names)) for names in (_PROMPT_TOKENS, _COMPLETION_TOKENS))
+    costs = parsed(_first(attributes, _COSTS))
+    total = next((costs[key] for key in ("total", "total_cost") if costs.get(key) is not None), None) if isinstance(costs, dict) else None
+    cost = number_of(next((value for value in (_first(attributes, _COST), total) if value is not None), None))
+    return LMCall(
+        body=body, choices=answers_of(answer if given is None else given, reasons), response_id=as_text(attributes.get("gen_ai.response.id")),
+        answered_by=as_text(_first(attributes, ("gen_ai.response.model", "llm.model_name", "mlflow.llm.model"))),
+        prompt_tokens=usage[0] if prompt is None else prompt, completion_tokens=usage[1] if completion is None else completion,
+        cost_usd=cost if cost is not None and cost >= 0 else None,
+    )  # fmt: skip
+
+
+def _messages(attributes: Attributes, events: list[Event]) -> list[dict[str, Any]]:
+    """What was sent, by the first convention that tells."""
+    given, system = (parsed(attributes.get(name)) for name in ("gen_ai.input.messages", "gen_ai.system_instructions"))
+    if given is None:
+        told = [(name.removeprefix("gen_ai.").partition("."), payload) for name, payload in events]
+        given = [{"role": role, **_payload(payload)} for (role, _, rest), payload in told if rest in ("message", "instruction")]
+    given = given or _indexed(attributes, "gen_ai.prompt") or _indexed(attributes, "llm.input_messages")
+    if not given:
+        asked = next((payload.get("gen_ai.prompt") for name, payload in events if name == "gen_ai.content.prompt"), attributes.get("gen_ai.prompt"))
+        given = body_of(asked)["messages"]
+    found: list[dict[str, Any]] = body_of({"messages": given, **({"system": system} if system else {})})["messages"]
+    return found
+
+
+def _answer(attributes: Attributes, events: list[Event]) -> Any:
+    """What came back, by the first convention that tells; None where none does."""
+    if (given := attributes.get("gen_ai.output.messages")) is not None:
+        return given
+    if choices := [_choice(_payload(payload)) for name, payload in events if name == "gen_ai.choice"]:
+        return choices
+    if found := _indexed(attributes, "gen_ai.completion") or _indexed(attributes, "llm.output_messages"):
+        return found
+    told = (payload.get("gen_ai.completion") for name, payload in events if name == "gen_ai.content.completion")
+    return next(told, attributes.get("gen_ai.completion"))
+
+
+def _choice(payload: dict[str, Any]) -> dict[str, Any]:
+    message = parsed(payload.get("message"))
+    if message is None:
+        message = {key: payload[key] for key in ("content", "tool_calls") if key in payload}
+    return {"message": message, "finish_reason": payload.get("finish_reason")}
+
+
+def _payload(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What an event says: Azure's as JSON in one attribute, Strands' contents as JSON, `message.content` as a field of `message`."""
+    given = parsed(told.get("gen_ai.event.content"))
+    if given is not None:
+        return dict(given) if isinstance(given, dict) else {"content": given}
+    found = {key: value for key, value in told.items() if not key.startswith(("gen_ai.", "event.", "message."))}
+    message = {key.removeprefix("message."): value for key, value in told.items() if key.startswith("message.")}
+    if message:
+        found["message"] = message
+    return {**found, **({"content": _unpacked(found["content"])} if "content" in found else {})}
+
+
+def _unpacked(value: Any) -> Any:
+    """Parts of a message that stand as JSON in a text."""
+    parts = parsed(value)
+    known = isinstance(parts, list) and parts and all(isinstance(p, dict) and p.keys() & {"type", "text", "toolUse", "toolResult"} for p in parts)
+    return parts if known else value
+
+
+def _listed_events(value: Any) -> list[Event]:
+    """Events as Pydantic AI lists them in one attribute."""
+    told = parsed(value)
+    listed = [event for event in told if isinstance(event, dict)] if isinstance(told, list) else []
+    return [(as_text(event.get("event.name")), dict(event)) for event in listed]
+
+
+def _indexed(attributes: Attributes, prefix: str) -> list[Any]:
+    """`prefix.0.role`, `prefix.0.tool_calls.1.name`, … as a list of objects."""
+    tree: dict[str, Any] = {}
+    prefix += "."
+    for key, value in attributes.items():
+        if not key.startswith(prefix):
+            continue
+        *steps, last = key[len(prefix) :].split(".")
+        node = tree
+        for step in steps:
+            inner = node.get(step)
+            if not isinstance(inner, dict):
+                inner = node[step] = {}
+            node = inner
+        node[last] = _unpacked(value) if last == "content" else value
+    found = _lists(tree)
+    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+
+
+def _lists(node: Any) -> Any:
+    """Objects whose keys are numbers as lists, in the numbers' order."""
+    if not isinstance(node, dict):
+        return node
+    inner = {key: _lists(value) for key, value in node.items()}
+    if inner and all(key.isascii() and key.isdigit() and len(key) < 10 for key in inner):
+        return [inner[key] for key in sorted(inner, key=int)]
+    return inner
+
+
+# -- tools
+
+
+def _tool(span_name: str, attributes: Attributes, events: list[Event]) -> ToolUse:
+    told = {name: _payload(payload) for name, payload in events}
+    asked, answered = told.get("gen_ai.tool.message", {}), told.get("gen_ai.choice", {})
+    name = _first(attributes, ("gen_ai.tool.name", "tool.name", "traceloop.entity.name")) or span_name.removeprefix("execute_tool ")
+    arguments = _first(attributes, ("gen_ai.tool.call.arguments", "tool.parameters", *_INPUTS))
+    result = _first(attributes, ("gen_ai.tool.call.result", *_OUTPUTS))
+    return ToolUse(
+        name=as_text(name), call_id=as_text(_first(attributes, ("gen_ai.tool.call.id", "tool_call.id")) or asked.get("id")),
+        arguments=asked.get("content") if arguments is None else arguments,
+        result=answered.get("message", answered.get("content")) if result is None else result,
+    )  # fmt: skip

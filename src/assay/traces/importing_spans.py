@@ -1,0 +1,297 @@
+"""A trace made elsewhere as a rollout: its LM calls as transitions, its tools where they were asked for, its scores as verdicts.
+
+Knows no tracer's format: readers give `Trace` and `Span`.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from assay.datasets.tasks import content_hash
+from assay.traces.importing_chat import as_arguments, as_inputs, as_prediction, as_text, parsed, text_of
+from assay.traces.importing_files import Skipped
+from assay.traces.records import Rollout, ToolCall, Transition, Verdict
+
+__all__ = ["Imported", "LMCall", "Mark", "Span", "ToolUse", "Trace", "rollout_id", "to_rollout"]
+
+Imported = Rollout | Skipped
+_TEXT = 20_000  # characters of a tool's result that are kept, as the recorder keeps them
+_YES_NO = {"yes": 1.0, "no": 0.0}
+
+
+@dataclass(kw_only=True)
+class LMCall:
+    """One call of a language model: the body of its request and the choices of its answer, in OpenAI's form."""
+
+    body: dict[str, Any]
+    choices: list[dict[str, Any]]
+    answered_by: str = ""  # the model as the answer names it
+    response_id: str = ""
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cost_usd: float | None = None
+
+    @property
+    def says(self) -> bool:
+        """Whether what was said in it was recorded at all."""
+        return bool(self.body.get("messages")) or any(c["message"].get("content") or c["message"].get("tool_calls") for c in self.choices)
+
+
+@dataclass(kw_only=True)
+class ToolUse:
+    name: str
+    call_id: str = ""
+    arguments: Any = None
+    result: Any = None
+
+
+@dataclass(kw_only=True)
+class Span:
+    """One step. Times are unix seconds; `does` is what it did, None where it only holds other spans."""
+
+    id: str
+    parent: str = ""
+    name: str = ""
+    where: str = ""
+    start: float | None = None
+    end: float | None = None
+    error: str | None = None
+    does: LMCall | ToolUse | None = None
+    inputs: Any = None
+    outputs: Any = None
+
+
+@dataclass(kw_only=True)
+class Mark:
+    """A score that somebody or something gave. `step`: to one span, not to the whole run."""
+
+    name: str
+    value: Any
+    human: bool = False
+    step: bool = False
+    reason: str = ""
+    label: str | None = None
+    where: str = ""
+
+
+@dataclass(kw_only=True)
+class Trace:
+    """A trace in full. `inputs` and `outputs` are the trace's own, where it has any beside its root span's."""
+
+    id: str
+    where: str
+    spans: list[Span] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    program: str = ""
+    version: str = ""
+    inputs: Any = None
+    outputs: Any = None
+    status: str | None = None
+    error: str | None = None
+    user: str | None = None
+    tenant: str | None = None
+    session: str | None = None
+    expected: dict[str, Any] = field(default_factory=dict)
+
+
+def rollout_id(kind: str, trace_id: str) -> str:
+    """32 hex digits, the same for a trace whenever it is imported."""
+    return hashlib.sha256(f"{kind}\n{trace_id}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
+def to_rollout(kind: str, run_id: str, trace: Trace, *, score: str | None = None) -> Iterator[Imported]:
+    """The trace as a rollout, and what of it could not be taken.
+
+    Args:
+        score: the name of the score that counts, where the trace carries several.
+    """
+    calls, wrapped = _calls(trace)
+    if not calls:
+        yield Skipped(where=trace.where, reason=f"no LM call among its {len(trace.spans)} spans", trace=trace.id)
+        return
+    yield from wrapped
+    root = _root(trace.spans)
+    transitions = [_transition(t, span, call) for t, (span, call) in enumerate(calls)]
+    inputs, prediction = _ends(trace, root, calls[0][1])
+    found_id = rollout_id(kind, trace.id)
+    starts = [span.start for span in trace.spans if span.start is not None]
+    ends = [span.end for span in trace.spans if span.end is not None]
+    error = trace.error if trace.error is not None else root.error
+    rollout = Rollout(
+        id=found_id, run_id=run_id, task_id=content_hash(inputs)[:16] if inputs else found_id, source=kind,
+        program=trace.program or root.name, program_version=trace.version[:64], model=transitions[0].model,
+        status=trace.status or ("done" if root.error is None else "failed"), error=error, inputs=inputs, prediction=prediction,
+        expected=trace.expected, metadata={"trace_id": trace.id, **({"session_id": trace.session} if trace.session else {})},
+        tenant=trace.tenant, data_subject=trace.user, transitions=transitions,
+        started_at=min(starts, default=0.0), ended_at=max([*ends, *starts], default=None),
+    )  # fmt: skip
+    _place_tools(rollout, trace.spans, [span for span, _ in calls])
+    yield from _scores(rollout, trace, score)
+    yield rollout
+
+
+def _order(span: Span) -> float:
+    return math.inf if span.start is None else span.start
+
+
+def _root(spans: Sequence[Span]) -> Span:
+    """The earliest span without a parent, else the earliest whose parent is not here, else the earliest."""
+    known = {span.id for span in spans}
+    tops = [span for span in spans if not span.parent] or [span for span in spans if span.parent not in known] or spans
+    return min(tops, key=_order)
+
+
+def _calls(trace: Trace) -> tuple[list[tuple[Span, LMCall]], list[Skipped]]:
+    """LM calls in order of time. Of an LM span around another, with no tool between them, the inner one is the call, as nearer to
+    the model; the outer one is where only it recorded what was said. Both would count every token twice."""
+    calls = {span.id: (span, span.does) for span in trace.spans if isinstance(span.does, LMCall)}
+    parents = {span.id: span for span in trace.spans}
+    inside: dict[str, list[str]] = {}
+    for span, _ in calls.values():
+        for outer in _around(span, parents):
+            if outer.id in calls:
+                inside.setdefault(outer.id, []).append(span.id)
+    dropped: dict[str, str] = {}
+    for outer_id, inner in inside.items():
+        if calls[outer_id][1].says and not any(calls[span_id][1].says for span_id in inner):
+            dropped.update(dict.fromkeys(inner, outer_id))
+        else:
+            dropped[outer_id] = inner[0]
+    kept = [calls[span_id] for span_id in calls if span_id not in dropped]
+    skipped = [
+        Skipped(where=calls[one][0].where, reason=f"the span {calls[one][0].name!r} is the same LM call as the span {other!r}", trace=trace.id)
+        for one, other in dropped.items()
+    ]
+    return sorted(kept, key=lambda found: _order(found[0])), skipped
+
+
+def _around(span: Span, parents: dict[str, Span]) -> list[Span]:
+    """The spans around a span, up to a tool: what a tool asks of a model is a call of its own. None where parents go in a circle."""
+    found: list[Span] = []
+    seen, at = {span.id}, parents.get(span.parent)
+    while at is not None and not isinstance(at.does, ToolUse):
+        if at.id in seen:
+            return []
+        seen.add(at.id)
+        found.append(at)
+        at = parents.get(at.parent)
+    return found
+
+
+def _transition(t: int, span: Span, call: LMCall) -> Transition:
+    model = as_text(call.body.get("model")) or call.answered_by
+    counts = {"prompt_tokens": call.prompt_tokens, "completion_tokens": call.completion_tokens}
+    usage = {name: count for name, count in counts.items() if count is not None}
+    known = {"id": call.response_id, "model": call.answered_by or model, "choices": call.choices, "usage": usage}
+    answered = call.choices or call.response_id or usage
+    took = (span.end - span.start) * 1000 if span.start is not None and span.end is not None else 0.0
+    return Transition(
+        t=t, model=model, request={"dialect": "chat", "body": {**({"model": model} if model else {}), **call.body}, "span": span.id},
+        response={"body": {key: value for key, value in known.items() if value or key == "choices"}} if answered else None,
+        output=text_of(call.choices[0]["message"].get("content")) if call.choices else "", error=span.error, started_at=span.start or 0.0,
+        prompt_tokens=call.prompt_tokens, completion_tokens=call.completion_tokens, cost_usd=call.cost_usd, latency_ms=round(max(took, 0.0), 3),
+    )  # fmt: skip
+
+
+def _ends(trace: Trace, root: Span, first: LMCall) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """What went in and what came out: the trace's own, else the root span's.
+
+    Where nobody recorded what went in, it is what the first LM call was sent: inputs are what sealed tasks are known by. A root that
+    is an LM call came out with what it said."""
+    inputs, outputs = as_inputs(trace.inputs), as_prediction(trace.outputs)
+    if not isinstance(root.does, LMCall):
+        inputs, outputs = inputs or as_inputs(root.inputs), outputs or as_prediction(root.outputs)
+    elif not root.parent and root.does.choices:
+        said = text_of(root.does.choices[0]["message"].get("content"))
+        outputs = outputs or ({"output": said} if said else None)
+    return inputs or as_inputs(first.body["messages"]), outputs
+
+
+# -- tools
+
+
+def _place_tools(rollout: Rollout, spans: Sequence[Span], calls: Sequence[Span]) -> None:
+    """Puts each tool under the LM call that asked for it by its call id, else under the latest one before it. A trace that recorded
+    no tools has those of its messages."""
+    asked = [{call["id"]: call["function"] for call in _tool_calls(t)} for t in rollout.transitions]
+    answers = _answers(rollout.transitions)
+    used = sorted(((span, span.does) for span in spans if isinstance(span.does, ToolUse)), key=lambda found: _order(found[0]))
+    if not used:
+        for at, transition in enumerate(rollout.transitions):
+            for call in _tool_calls(transition):
+                found = answers(call["id"], at) if call["id"] else None
+                transition.tools.append(_record(call["function"]["name"], call["function"]["arguments"], found, None))
+        return
+    for span, does in used:
+        before = [at for at, call in enumerate(calls) if _order(call) <= _order(span)]
+        asking = [at for at, known in enumerate(asked) if does.call_id and does.call_id in known]
+        at_call = next((at for at in reversed(asking) if at in before), asking[0] if asking else before[-1] if before else None)
+        told = asked[at_call].get(does.call_id, {}) if at_call is not None else {}
+        result = does.result if does.result is not None or not told or at_call is None else answers(does.call_id, at_call)
+        arguments = does.arguments if does.arguments not in (None, "") else told.get("arguments")
+        tool = _record(does.name or told.get("name", ""), arguments, result, span.error)
+        (rollout.early_tools if at_call is None else rollout.transitions[at_call].tools).append(tool)
+
+
+def _tool_calls(transition: Transition) -> list[dict[str, Any]]:
+    choices = transition.response["body"]["choices"] if transition.response else []
+    return choices[0]["message"].get("tool_calls") or [] if choices else []
+
+
+def _answers(transitions: Sequence[Transition]) -> Any:
+    """Results of tools by call id, as later requests brought them back: the first request after the call, its last answer."""
+    told: dict[str, dict[int, str]] = {}
+    for at, transition in enumerate(transitions):
+        for message in transition.request["body"]["messages"]:
+            if message["role"] == "tool" and message.get("tool_call_id"):
+                told.setdefault(message["tool_call_id"], {})[at] = text_of(message["content"])
+
+    def answer(call_id: str, after: int) -> str | None:
+        return next((text for at, text in told.get(call_id, {}).items() if at > after), None)
+
+    return answer
+
+
+def _record(name: str, arguments: Any, result: Any, error: str | None) -> ToolCall:
+    said = None if error is not None or result is None else as_text(result)[:_TEXT]
+    return ToolCall(name=name, arguments=as_arguments(parsed(arguments)), result=said, error=error)
+
+
+# -- scores
+
+
+def _scores(rollout: Rollout, trace: Trace, wanted: str | None) -> Iterator[Skipped]:
+    """Every score as a verdict; the one that counts as `score`, a person's as `human_rating`: the mean where several gave the same."""
+    given: dict[bool, dict[str, list[float]]] = {True: {}, False: {}}
+    for mark in trace.marks:
+        grade, problem = _grade(mark.value)
+        if problem:
+            yield Skipped(where=mark.where or trace.where, reason=f"the score {mark.name!r} is {mark.value!r:.200}: {problem}", trace=trace.id)
+        reason = mark.reason if grade is not None else " ".join(filter(None, [f"imported as {mark.value!r:.200}", mark.reason]))
+        label = mark.label if mark.label is not None or not isinstance(mark.value, str) else mark.value
+        verdict = Verdict(criterion=mark.name, grade=grade, scope="step" if mark.step else "final", reason=reason, label=label)
+        rollout.verdicts.append(verdict)
+        if grade is not None and not mark.step:
+            given[mark.human].setdefault(mark.name, []).append(grade)
+    for human, named in given.items():
+        name = wanted if wanted in named else next(iter(named)) if len(named) == 1 and (human or wanted is None) else None
+        if name is not None and human:
+            rollout.human_rating = math.fsum(named[name]) / len(named[name])
+        elif name is not None:
+            rollout.score, rollout.rubric = named[name][-1], f"imported:{name}"
+        elif named and wanted is None:
+            who = "rating" if human else "score"
+            yield Skipped(where=trace.where, reason=f"several {who}s ({', '.join(named)}) and none named: kept as verdicts", trace=trace.id)
+
+
+def _grade(value: Any) -> tuple[float | None, str]:
+    """A grade in [0, 1], or None and what is wrong with the value; texts are labels, not grades, but for yes and no."""
+    if isinstance(value, str):
+        return _YES_NO.get(value.strip().lower()), ""
+    if value is None or not isinstance(value, int | float):
+        return None, "" if value is None else "no number"
+    if not math.isfinite(value):
+        return None, "not a finite number"
+    return (float(value), "") if 0.0 <= value <= 1.0 else (None, "outside [0, 1]")

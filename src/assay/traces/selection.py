@@ -1,0 +1,290 @@
+"""Which rollouts an export draws on, and the stream of them: task by task, group by group, in constant memory.
+
+What is sealed never comes: rollouts of the gate and test splits, and any others whose inputs are those of one.
+"""
+
+import hashlib
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+
+from assay.datasets.tasks import content_hash
+from assay.traces import schema
+from assay.traces.dialects import answer_of, chat_messages
+from assay.traces.records import Rollout
+from assay.traces.rows import rollout_of
+from assay.traces.store import Store
+
+__all__ = ["Episode", "Overlap", "Selection", "Turn", "count_turns", "left_out", "read_groups", "sealed_tasks"]
+
+_SEALED = ("gate", "test")
+_REFUSED = ("no", "none", "denied", "refused", "withdrawn", "revoked", "false", "0")  # words of consent that say no
+_SEALED_INPUTS = "whose inputs are those of a sealed task"
+_NGRAM = 8  # words
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What may be drawn on. Empty tuples do not restrict, but for `tenants`: rollouts that belong to a tenant come only where it
+    is named."""
+
+    runs: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
+    task_types: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    tenants: tuple[str, ...] = ()
+    require_consent: bool = False
+
+    def where(self) -> list[Any]:
+        """As conditions on the table of rollouts; consent and tenants included, sealed inputs not."""
+        r = schema.rollouts
+        named = [(r.c.run_id, self.runs), (r.c.program, self.programs), (r.c.task_type, self.task_types), (r.c.source, self.sources)]
+        found = [column.in_(values) for column, values in named if values]
+        refused = sa.func.lower(sa.func.coalesce(r.c.consent, "")).in_(_REFUSED)
+        consent = [r.c.consent.is_not(None)] if self.require_consent else []
+        return [
+            *found, r.c.source != "outside", r.c.status.in_(("done", "failed")), r.c.split.not_in(_SEALED),
+            sa.or_(r.c.tenant.is_(None), r.c.tenant.in_(self.tenants)), sa.not_(refused), *consent,
+        ]  # fmt: skip
+
+
+class Turn:
+    """One LM call as it stands in the store, its JSON read where it is asked for."""
+
+    __slots__ = (
+        "_request", "_response", "adapters_json", "cached", "completion_tokens", "constrained", "error", "latency_ms", "logprobs_json", "model",
+        "output", "prompt_tokens", "request_json", "response_json", "step_rewards_json", "t", "token_ids_json", "tools_json", "weights",
+    )  # fmt: skip
+    COLUMNS = (
+        "t", "model", "weights", "adapters_json", "request_json", "response_json", "output", "error", "tools_json", "constrained", "cached",
+        "prompt_tokens", "completion_tokens", "token_ids_json", "logprobs_json", "latency_ms", "step_rewards_json",
+    )  # fmt: skip
+
+    def __init__(self, row: Iterable[Any]) -> None:
+        (
+            self.t, self.model, self.weights, self.adapters_json, self.request_json, self.response_json, self.output, self.error, self.tools_json,
+            self.constrained, self.cached, self.prompt_tokens, self.completion_tokens, self.token_ids_json, self.logprobs_json, self.latency_ms,
+            self.step_rewards_json,
+        ) = row  # fmt: skip
+        self._request: dict[str, Any] | None = None
+        self._response: dict[str, Any] | None = None
+
+    @property
+    def request(self) -> dict[str, Any]:
+        if self._request is None:
+            self._request = _loaded(self.request_json)
+        return self._request
+
+    @property
+    def response(self) -> dict[str, Any]:
+        if self._response is None:
+            found = _loaded(self.response_json)
+            self._response = found.get("body", found) if "dialect" in self.request else found
+        return self._response
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """What was sent, as chat messages."""
+        return chat_messages(self.request)
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        """What the model said, as an assistant's chat message."""
+        message = answer_of(self.request.get("dialect"), self.response).message
+        return message if message.get("tool_calls") or message.get("content") else {"role": "assistant", "content": self.output}
+
+    @property
+    def step_rewards(self) -> dict[str, float]:
+        return {} if self.step_rewards_json == "{}" else _loaded(self.step_rewards_json)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the model stopped at its limit of tokens."""
+        text = self.response_json or ""
+        if '"length"' not in text and '"max_tokens"' not in text and '"max_output_tokens"' not in text:
+            return False
+        return answer_of(self.request.get("dialect"), self.response).finish == "length"
+
+    def problem(self, rollout: Rollout, last: bool) -> str | None:
+        """Why this call is not clean, or None: `error`, `schema`, `truncated`, `parse`."""
+        if self.error is not None:
+            return "error"
+        asked = self.request_json
+        if not asked.startswith("{") or ('"messages"' not in asked and '"input"' not in asked) or self.response_json is None:
+            return "schema"
+        if (self.token_ids_json is None) is False and self.logprobs_json is None:
+            return "schema"
+        if self.truncated:
+            return "truncated"
+        unread = last and rollout.status == "failed" and "could not be read" in (rollout.error or "")
+        return "parse" if unread or "no JSON object" in self.tools_json or not (self.output or self.tools_json != "[]" or self._calls()) else None
+
+    def _calls(self) -> bool:
+        return bool(answer_of(self.request.get("dialect"), self.response).tools)
+
+
+def _loaded(text: str | None) -> dict[str, Any]:
+    try:
+        found = orjson.loads(text or "{}")
+    except orjson.JSONDecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+@dataclass
+class Episode:
+    """A rollout, without its transitions, and its turns in order. `difficulty` is the task's own word for it, else by the mean
+    score of its rollouts in the selection: easy from 2/3, hard below 1/3."""
+
+    rollout: Rollout
+    turns: list[Turn] = field(default_factory=list)
+    difficulty: str = "medium"
+
+    @property
+    def quality(self) -> float | None:
+        """A person's rating where there is one, else the score; None where neither is known."""
+        found = self.rollout.human_rating if self.rollout.human_rating is not None else self.rollout.score
+        return found if found is not None and math.isfinite(found) else None
+
+    @property
+    def group(self) -> str:
+        return self.rollout.group_id or self.rollout.id
+
+    @property
+    def rewards(self) -> list[float]:
+        """The sum of the step rewards of each turn; without the outcome."""
+        return [math.fsum(turn.step_rewards.values()) for turn in self.turns]
+
+
+def difficulty_of(metadata: Mapping[str, Any], mean: float | None) -> str:
+    """The task's `difficulty`, else by the mean score of its rollouts."""
+    if metadata.get("difficulty") is not None:
+        return str(metadata["difficulty"])
+    return "unknown" if mean is None else "easy" if mean >= 2 / 3 else "hard" if mean < 1 / 3 else "medium"
+
+
+def read_groups(
+    store: Store, selection: Selection, sealed: set[str], *, light: bool = False, means: bool = False, left: Counter[str] | None = None
+) -> Iterator[list[Episode]]:  # fmt: skip
+    """Groups of rollouts of one task, tasks in order; a rollout without a group is one of its own. Rollouts whose inputs are
+    `sealed` are left out. One group is in memory at a time.
+
+    Args:
+        light: turns have their number and step rewards, nothing else.
+        means: the difficulty of a task without a word of its own goes by the mean score of its rollouts; else it is unknown.
+        left: counts what is left out while reading.
+    """
+    r, t, where = schema.rollouts, schema.transitions, selection.where()
+    order = (r.c.task_id, r.c.group_id, r.c.id)
+    mean = sa.func.avg(r.c.score).over(partition_by=r.c.task_id) if means else sa.null()
+    wanted = [t.c[name] if not light or name in ("t", "step_rewards_json") else sa.literal_column("''").label(name) for name in Turn.COLUMNS]
+    calls = sa.select(t.c.rollout_id, *wanted).select_from(t.join(r, r.c.id == t.c.rollout_id)).where(*where).order_by(*order, t.c.t)
+    with store.engine.connect() as first, store.engine.connect() as second:
+        turns = groupby(second.execution_options(yield_per=500).execute(calls), key=lambda row: row[0])
+        waiting = next(turns, None)
+        group: list[Episode] = []
+        for row in first.execution_options(yield_per=500).execute(sa.select(r, mean.label("task_mean")).where(*where).order_by(*order)).mappings():
+            plain = dict(row)
+            task_mean = plain.pop("task_mean")
+            rollout = rollout_of(plain)
+            episode = Episode(rollout, difficulty=difficulty_of(rollout.metadata, task_mean))
+            if waiting is not None and waiting[0] == rollout.id:
+                episode.turns = [Turn(found[1:]) for found in waiting[1]]
+                waiting = next(turns, None)
+            reason = "without LM calls" if not episode.turns else _SEALED_INPUTS if sealed and content_hash(rollout.inputs) in sealed else None
+            if reason is not None:
+                if left is not None:
+                    left[reason] += 1
+                continue
+            if group and (group[0].group, group[0].rollout.task_id) != (episode.group, rollout.task_id):
+                yield group
+                group = []
+            group.append(episode)
+        if group:
+            yield group
+
+
+def sealed_tasks(store: Store) -> tuple[set[str], "Overlap"]:
+    """Content hashes of the inputs that the gate and test splits have seen, and their n-grams."""
+    r, hashes, overlap = schema.rollouts, set[str](), Overlap()
+    with store.engine.connect() as connection:
+        query = sa.select(r.c.inputs_json).where(r.c.split.in_(_SEALED)).distinct()
+        for (text,) in connection.execution_options(yield_per=500).execute(query):
+            inputs = _loaded(text)
+            if inputs:
+                hashes.add(content_hash(inputs))
+                overlap.seal(inputs)
+    return hashes, overlap
+
+
+class Overlap:
+    """How much of the exported inputs' text stands in sealed inputs as well: n-grams of 8 words; shorter texts as a whole."""
+
+    def __init__(self) -> None:
+        self._sealed: set[bytes] = set()
+        self._seen: set[bytes] = set()
+        self.tasks = self.shared = 0
+        self.worst: list[tuple[float, str]] = []
+
+    def seal(self, inputs: Mapping[str, Any]) -> None:
+        """Takes in the inputs of a sealed task."""
+        self._sealed.update(_grams(inputs))
+
+    def see(self, task_id: str, inputs: Mapping[str, Any]) -> None:
+        """Counts a task that is exported; tasks come in order, so the same one twice in a row is counted once."""
+        grams = _grams(inputs)
+        if not self._sealed or grams == self._seen:
+            self.tasks += grams != self._seen
+            self._seen = grams
+            return
+        self._seen = grams
+        self.tasks += 1
+        share = len(grams & self._sealed) / len(grams) if grams else 0.0
+        if share:
+            self.shared += 1
+            self.worst = sorted([*self.worst, (share, task_id)], reverse=True)[:5]
+
+    def to_dict(self) -> dict[str, Any]:
+        """`tasks`, of them `shared` (any n-gram), and the five `worst` with the share of their n-grams that is sealed."""
+        worst = [{"task": task, "share": round(share, 4)} for share, task in self.worst]
+        return {"ngram": _NGRAM, "tasks": self.tasks, "shared": self.shared, "worst": worst}
+
+
+def _grams(inputs: Mapping[str, Any]) -> set[bytes]:
+    words = re.findall(r"\w+", " ".join(str(value) for value in inputs.values()).casefold())
+    parts = [" ".join(words[at : at + _NGRAM]) for at in range(max(1, len(words) - _NGRAM + 1))] if words else []
+    return {hashlib.blake2b(part.encode("utf-8", "replace"), digest_size=8).digest() for part in parts}
+
+
+def count_turns(store: Store, selection: Selection) -> int:
+    """How many LM calls the selection has, those of sealed inputs included."""
+    r, t = schema.rollouts, schema.transitions
+    with store.engine.connect() as connection:
+        return int(
+            connection.execute(sa.select(sa.func.count()).select_from(t.join(r, r.c.id == t.c.rollout_id)).where(*selection.where())).scalar() or 0
+        )
+
+
+def left_out(store: Store, selection: Selection) -> dict[str, int]:
+    """Rollouts that the selection does not draw on, by why; sealed inputs are counted while reading."""
+    r, refused = schema.rollouts, sa.func.lower(sa.func.coalesce(schema.rollouts.c.consent, "")).in_(_REFUSED)
+    reasons = {
+        "of the gate or test split": r.c.split.in_(_SEALED),
+        "still running": r.c.status == "running",
+        "ended by an error of the model or machinery": r.c.status == "error",
+        "of a tenant that was not named": sa.and_(r.c.tenant.is_not(None), r.c.tenant.not_in(selection.tenants)),
+        "consent refused": refused,
+        **({"without consent": r.c.consent.is_(None)} if selection.require_consent else {}),
+    }
+    counts: Counter[str] = Counter()
+    with store.engine.connect() as connection:
+        for name, condition in reasons.items():
+            counts[name] = connection.execute(sa.select(sa.func.count()).select_from(r).where(r.c.source != "outside", condition)).scalar() or 0
+    return {name: count for name, count in counts.items() if count}

@@ -1,0 +1,166 @@
+"""Files of an export: JSON lines, Parquet, a dataset card, and configs that plain `trl` takes. Does not choose or change rows."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+
+from assay.traces.formats import JsonText
+
+__all__ = ["RowWriter", "trl_files"]
+
+_BATCH = 2000  # rows of a Parquet row group
+_OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
+
+
+class RowWriter:
+    """Writes rows of one shape as `data.jsonl`, and as `data.parquet` where asked; `files` has rows, bytes and sha256 at the end.
+
+    In Parquet, JSON (the request, tools, adapters) is text, and token ids and logprobs are lists of numbers.
+    """
+
+    def __init__(self, folder: Path, *, parquet: bool) -> None:
+        self.folder, self.parquet, self.rows = folder, parquet, 0
+        self.files: dict[str, dict[str, Any]] = {}
+        self._digest, self._waiting = hashlib.sha256(), list[dict[str, Any]]()
+        self._writer: Any = None
+
+    def __enter__(self) -> "RowWriter":
+        self._lines: BinaryIO = open(self.folder / "data.jsonl", "wb", buffering=1 << 20)
+        return self
+
+    def write(self, row: dict[str, Any]) -> None:
+        line = _line(row)
+        self._digest.update(line)
+        self._lines.write(line)
+        self.rows += 1
+        if self.parquet:
+            self._waiting.append(row)
+            if len(self._waiting) >= _BATCH:
+                self._flush()
+
+    def _flush(self) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        arrays = [pa.array(_column([row[name] for row in self._waiting], kind), type=kind) for name, kind in _schema()]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(_schema()))
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self.folder / "data.parquet", batch.schema, compression="snappy")
+        self._writer.write_batch(batch)
+        self._waiting = []
+
+    def __exit__(self, kind: Any, *error: object) -> None:
+        self._lines.close()
+        if self.parquet and kind is None:
+            self._flush()
+        if self._writer is not None:
+            self._writer.close()
+        path = self.folder / "data.jsonl"
+        self.files["data.jsonl"] = {"rows": self.rows, "bytes": path.stat().st_size, "sha256": self._digest.hexdigest()}
+        other = self.folder / "data.parquet"
+        if other.exists():
+            with open(other, "rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            self.files["data.parquet"] = {"rows": self.rows, "bytes": other.stat().st_size, "sha256": digest}
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(row, default=_fragment, option=_OPTIONS)
+    except TypeError:  # lone surrogates: as text
+        plain = {k: json.loads(v.text) if type(v) is JsonText else v for k, v in row.items()}
+        return json.dumps(plain, ensure_ascii=False, default=str).encode("utf-8", "replace") + b"\n"
+
+
+def _fragment(value: Any) -> Any:
+    return orjson.Fragment(value.text) if type(value) is JsonText else str(value)
+
+
+def _column(values: list[Any], kind: Any) -> list[Any]:
+    import pyarrow as pa
+
+    if not values or not isinstance(values[0], JsonText):
+        return values
+    return [orjson.loads(value.text) for value in values] if pa.types.is_list(kind) else [value.text for value in values]
+
+
+def _schema() -> list[tuple[str, Any]]:
+    import pyarrow as pa
+
+    text, whole, real, yes = pa.string(), pa.int64(), pa.float64(), pa.bool_()
+    return [
+        ("rollout", text), ("group", text), ("task", text), ("task_type", text), ("t", whole), ("input", text), ("output", text), ("tools", text),
+        ("constrained", yes), ("cached", yes), ("model", text), ("weights", text), ("adapters", text), ("prompt_tokens", whole),
+        ("completion_tokens", whole), ("token_ids", pa.list_(whole)), ("logprobs", pa.list_(real)), ("step_rewards", text), ("reward", real),
+        ("return", real), ("advantage", real), ("weight", real), ("score", real), ("human_rating", real), ("status", text), ("program", text),
+        ("program_version", text),
+    ]  # fmt: skip
+
+
+def trl_files(folder: Path, kind: str, manifest: Mapping[str, Any], *, rubric: Path | None) -> None:
+    """The dataset card; a config for `trl sft`, `dpo`, `kto` or `grpo`; for GRPO the rubric and a module with its reward."""
+    command = {"sft": "sft", "grpo": "grpo", "preferences": "kto" if manifest["config"]["unpaired"] else "dpo"}.get(kind)
+    if command is not None:
+        config = _CONFIG.format(command=command, extra=_EXTRA.get(command, ""))
+        (folder / f"{command}.yaml").write_text(config, encoding="utf-8")
+    if kind == "grpo" and rubric is not None:
+        shutil.copyfile(rubric, folder / "rubric.yaml")
+        (folder / "reward.py").write_text(_REWARD, encoding="utf-8")
+    (folder / "README.md").write_text(_card(kind, command, manifest), encoding="utf-8")
+
+
+_CONFIG = """# trl {command} --config {command}.yaml, in this folder; the model is yours to choose
+model_name_or_path: HuggingFaceTB/SmolLM2-135M-Instruct
+datasets:
+- path: json
+  data_files: data.jsonl
+  split: train
+output_dir: out
+num_train_epochs: 1
+per_device_train_batch_size: 4
+gradient_accumulation_steps: 4
+logging_steps: 1
+report_to: none
+use_peft: true
+lora_target_modules: all-linear
+{extra}"""
+
+_EXTRA = {
+    "sft": "learning_rate: 2.0e-4\nmax_length: 2048\n",
+    "dpo": "learning_rate: 5.0e-6\n",
+    "kto": "learning_rate: 5.0e-6\n",
+    "grpo": "learning_rate: 1.0e-5\nreward_funcs: [reward.reward]\nnum_generations: 4\nmax_completion_length: 256\n",
+}
+
+_REWARD = '''"""The rubric beside this file as a reward function: `trl grpo --config grpo.yaml`, run in this folder.
+
+Criteria that a model judges ask the model named by ASSAY_JUDGE_MODEL; without one they are left out of the score.
+"""
+
+import os
+from pathlib import Path
+
+import assay
+
+_judge = os.environ.get("ASSAY_JUDGE_MODEL")
+reward = assay.load_rubric(Path(__file__).with_name("rubric.yaml"), judge_lm=assay.get_lm(_judge) if _judge else None).trl_reward()
+'''
+
+
+def _card(kind: str, command: str | None, manifest: Mapping[str, Any]) -> str:
+    gates = [f"| {g['gate']} | {g['value']} | {g['required']} | {'yes' if g['passed'] else 'no: ' + g['missing']} |" for g in manifest["gates"]]
+    lines = [
+        "---", "configs:", "- config_name: default", "  data_files:", "  - split: train", "    path: data.jsonl", "---", "",
+        f"# {manifest['rows']} rows for {kind}", "", f"Exported by assay {manifest['assay']}, {manifest['created_at']}.",
+        f"Licence: {manifest['licence']}.", "",
+        "| gate | value | required | passed |", "|---|---|---|---|", *gates, "",
+        f"Personal data: {manifest['privacy']['engine']}" + (f"; {manifest['privacy']['note']}" if manifest["privacy"].get("note") else "") + ".",
+        "", *([f"`trl {command} --config {command}.yaml` trains on it, run in this folder.", ""] if command else []),
+        "Everything else stands in `manifest.json`.", "",
+    ]  # fmt: skip
+    return "\n".join(lines)

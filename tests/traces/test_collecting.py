@@ -1,0 +1,196 @@
+"""Collecting: groups of rollouts, recording in process, interactions of one's own, ratings."""
+
+import asyncio
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+
+import assay
+from assay.errors import ConfigError
+from assay.exporting import score_rollouts
+from assay.recording import _store
+from assay.testing import scripted_lm
+from assay.traces import Store, ToolCall
+
+
+def answers(text: str = "7") -> Any:
+    return scripted_lm(lambda request: json.dumps({"answer": text}))
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    (tmp_path / "p.py").write_text(
+        "import dspy\n\nclass P(dspy.Module):\n    def __init__(self):\n        super().__init__()\n        self.ask = dspy.Predict('question -> answer')\n\n"
+        "    def forward(self, question):\n        return self.ask(question=question)\n"
+    )
+    rows = [
+        {"inputs": {"question": f"q{at}"}, "expected": {"answer": "7"}, "metadata": {"data_subject": "ann", "difficulty": "easy"}} for at in range(30)
+    ]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n")
+    return f"{tmp_path}/p.py:P"
+
+
+def test_collect_makes_groups_over_parameters(program: str) -> None:
+    report = assay.collect(
+        program,
+        rubric="r.yaml",
+        data="d.jsonl",
+        n=4,
+        sizes={"train": 3},
+        over=[{"temperature": 0.2}, {"temperature": 1.0}],
+        lm=answers(),
+        store="s.db",
+    )
+    data = report.to_dict()
+    assert (data["rollouts"], data["tasks"], data["result"]["score"], data["groups_with_spread"]) == (12, 3, 1.0, 0)
+    with Store("s.db") as store:
+        found = list(store.rollouts())
+    assert {r.group_id for r in found} == {f"{report.run_id}/{r.task_id}" for r in found}
+    assert {(r.sample, r.parameters["temperature"]) for r in found} == {(0, 0.2), (1, 1.0), (2, 0.2), (3, 1.0)}
+    assert {(r.split, r.data_subject, r.expected["answer"], r.metadata["difficulty"]) for r in found} == {("train", "ann", "7", "easy")}
+
+
+def test_a_collection_that_hit_its_cap_goes_on_where_it_stopped(program: str) -> None:
+    asked: dict[str, Any] = {
+        "rubric": "r.yaml",
+        "data": "d.jsonl",
+        "n": 3,
+        "sizes": {"train": 4},
+        "store": "s.db",
+        "cache": False,
+        "threads": 1,
+        "adapter": "json",
+    }
+    first = assay.collect(program, lm=answers(), max_calls=5, **asked)
+    assert (first.stopped is not None, first.rollouts) == (True, 5)
+    again = assay.collect(program, lm=answers(), resume=True, **asked)
+    assert (again.stopped, again.kept, again.rollouts) == (None, 5, 12)
+    with Store("s.db") as store:
+        done = [(r.task_id, r.sample) for r in store.rollouts() if r.status == "done"]
+    assert len(done) == len(set(done)) == 12
+
+
+@pytest.mark.parametrize(("options", "match"), [({"n": 0}, "at least 1"), ({"split": "test"}, "train or val"), ({"over": [{"speed": 1}]}, "speed")])
+def test_collections_that_make_no_sense_are_refused(program: str, options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        assay.collect(program, rubric="r.yaml", data="d.jsonl", lm=answers(), store="s.db", **options)
+
+
+def test_recording_in_process_sees_dspy_and_takes_what_others_tell() -> None:
+    with dspy.context(lm=dspy.LM("scripted/x", engine=answers("four").scripted, cache=False), adapter=dspy.JSONAdapter()):  # no model of ours
+        with assay.record({"question": "2 + 2"}, store="s.db", task_type="sums", data_subject="ann") as run:
+            said = dspy.Predict("question -> answer")(question="2 + 2")
+            run.call([{"role": "user", "content": "sure?"}], "yes", model="other", tools=[ToolCall(name="f", arguments={}, result="1")], reward=0.05)
+            run.answer(said)
+            run.reward(0.5)
+        for value, t in ((math.nan, None), (2, None), (math.inf, 0), (1, 5)):
+            with pytest.raises(ConfigError):
+                run.reward(value, t=t)
+    _store("s.db")[0].flush()
+    with Store("s.db") as store:
+        found = store.rollout(run.rollout.id)
+    assert (found.score, found.task_type, found.data_subject, found.prediction, found.status) == (0.5, "sums", "ann", {"answer": "four"}, "done")
+    assert [(t.model, t.output) for t in found.transitions] == [("scripted/x", '{"answer": "four"}'), ("other", "yes")]
+    assert found.transitions[1].step_rewards == {"posted": 0.05}
+    with pytest.raises(ConfigError, match="no fields"), assay.record("x", store="s.db", speed=1):
+        pass
+
+
+def test_a_decorated_function_is_scored_by_its_rubric_and_its_failure_is_a_score_of_0(program: str) -> None:
+    @assay.recorded(rubric="r.yaml", store="s.db", expected={"answer": "7"})
+    def agent(question: str, loud: bool = False) -> str:
+        if question == "break":
+            raise ValueError("no idea")
+        return "7"
+
+    @assay.recorded(store="s.db")
+    async def later(question: str) -> str:
+        await asyncio.sleep(0)
+        return "8"
+
+    assert agent("q") == "7"
+    assert asyncio.run(later("q")) == "8"
+    with pytest.raises(ValueError, match="no idea"):
+        agent("break")
+    _store("s.db")[0].flush()
+    with Store("s.db") as store:
+        found = {(json.dumps(r.inputs), r.score, r.status) for r in store.rollouts()}
+    assert ('{"question": "q"}', None, "done") in found
+    assert ('{"question": "break", "loud": false}', 0.0, "failed") in found
+
+
+def test_stored_rollouts_are_scored_by_a_rubric_afterwards(program: str) -> None:
+    with assay.record({"question": "q"}, store="s.db", expected={"answer": "7"}) as run:
+        run.call([{"role": "user", "content": "q"}], "7", model="m", tools=[ToolCall(name="f", arguments={"x": 1}, result="7")])
+        run.answer("7")
+    Path("r2.yaml").write_text(
+        "name: r2\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n- {name: ran, scope: step, weight: 0.05, check: 'assay.rubrics.steps:tool_executed'}\n"
+    )
+    _store("s.db")[0].flush()
+    assert score_rollouts("r2.yaml", store="s.db") == {"scored": 1, "unscored": 0, "skipped": 0, "mean": 1.0}
+    assert score_rollouts("r2.yaml", store="s.db")["skipped"] == 1
+    assert score_rollouts("r2.yaml", store="s.db", again=True)["scored"] == 1
+    with Store("s.db") as store:
+        found = store.rollout(run.rollout.id)
+    assert (found.score, found.rubric[:3], found.transitions[0].step_rewards) == (1.0, "r2@", {"ran": 0.05})
+
+
+def test_interactions_are_refused_one_by_one_with_the_reason() -> None:
+    with Store("s.db") as store:
+        collector = assay.DataCollector(store)
+        good = {"input": "2 + 2?", "output": "4", "rating": 0.9, "task_type": "sums"}
+        rows = [good, good, {**good, "input": " "}, {**good, "output": 4}, {"input": "x"}, {**good, "input": "a", "rating": 1.2}, {**good, "input": "b", "rating": math.nan}, "text",
+                {**good, "input": "c", "colour": 1}, {**good, "input": "d", "rating": None}]  # fmt: skip
+        report = collector.collect_interaction_data(rows)  # type: ignore[arg-type]
+        assert len(report.kept) == 2
+        reasons = dict(report.refused)
+        assert list(reasons) == [1, 2, 3, 4, 5, 6, 7, 8]
+        assert "duplicate" in reasons[1]
+        assert "empty" in reasons[2]
+        assert "missing" in reasons[4]
+        assert "between 0 and 1" in reasons[5]
+        made = collector.generate_synthetic_data(6, seed=3)
+        assert len(made.kept) == 6
+        assert collector.generate_synthetic_data(6, seed=3).kept == []  # the same again
+        data = collector.prepare_training_data()
+        assert sum(data.task_distribution.values()) == len(data.rows) == 7
+        assert data.left_out == 1
+        assert data.rows[0]["completion"] == [{"role": "assistant", "content": "4"}]
+        with pytest.raises(ConfigError):
+            collector.filter_high_quality(2)
+        with pytest.raises(ConfigError):
+            collector.generate_synthetic_data(0)
+        store.flush()
+        from assay.traces.gates import Gates
+
+        report_ = assay.export("sft", "out", store=store.url, gates=Gates(min_transitions=1, min_clean=0.8, min_task_types=2))
+        assert report_.rows == 7
+
+
+def run(*arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "assay", *arguments], capture_output=True, text=True, input=given, timeout=120)
+
+
+def test_people_rate_and_are_forgotten_from_the_command_line() -> None:
+    with Store(".assay/assay.db") as store:
+        collector = assay.DataCollector(store)
+        kept = collector.collect_interaction_data([{"input": f"q{at}", "output": "a", "data_subject": "ann"} for at in range(3)]).kept
+    assert "say the rating" in run("traces", "rate", kept[0]).stderr
+    assert run("traces", "rate", kept[0], "1.5").returncode == 2
+    assert json.loads(run("traces", "rate", kept[0], "0.5", "--json").stdout) == {"rated": {kept[0]: 0.5}}
+    done = run("traces", "rate", "--json", given="0.9\nrubbish\n")
+    assert list(json.loads(done.stdout)["rated"].values()) == [0.9]
+    assert "no number from 0 to 1" in done.stderr
+    found = json.loads(run("traces", "forget", "ann", "--json").stdout)
+    assert found == {"subject": "ann", "removed": 3, "made_from_them": []}
+    assert json.loads(run("traces", "stats", "--json").stdout)["transitions"] == 0
+    failed = run("export", "sft", "--out", "o", "--json")
+    assert failed.returncode == 2
+    assert "nothing to export" in failed.stderr

@@ -1,0 +1,454 @@
+"""Exports: what is drawn on, what the gates say, what stands in the files; and that trainers load and train on them."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import assay
+from assay.errors import ConfigError, DataError, RubricError
+from assay.exporting import forget_subject
+from assay.traces import Rollout, Store, ToolCall, Transition
+from assay.traces.balance import Balance, Sampler, targets
+from assay.traces.export import UngatedExport
+from assay.traces.gates import GateReport, Gates
+from assay.traces.selection import Selection
+
+LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)
+
+
+def chat(text: str) -> dict[str, Any]:
+    return {"dialect": "chat", "body": {"model": "m", "messages": [{"role": "user", "content": text}]}}
+
+
+def said(text: str, finish: str = "stop") -> dict[str, Any]:
+    return {"body": {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": finish}]}}
+
+
+def turn(t: int, ask: str, answer: str, **options: Any) -> Transition:
+    finish = options.pop("finish", "stop")
+    return Transition(t=t, model="m", weights="w", request=chat(ask), response=said(answer, finish), output=answer, **options)
+
+
+def put(store: Store, *turns: Transition, **options: Any) -> Rollout:
+    task = options.pop("task", "t1")
+    told = {"run_id": "r", "task_id": task, "group_id": task, "status": "done", "program": "p", "program_version": "v", "model": "m", "score": 1.0,
+            "split": "train", "inputs": {"question": task}, "expected": {"answer": "7"}, "rubric": "r@1", **options}  # fmt: skip
+    rollout = Rollout(transitions=list(turns), **told)
+    store.put_rollout(rollout)
+    for transition in turns:
+        store.put_transition(rollout.id, transition)
+    return rollout
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Any:
+    with Store(tmp_path / ".assay" / "assay.db") as opened:
+        yield opened
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "data.jsonl").read_text().rstrip("\n").split("\n")]
+
+
+def exported(store: Store, kind: str, out: str = "out", **options: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    store.flush()
+    report = assay.export(kind, out, store=store.url, **{"gates": LOOSE, **options})
+    return rows(report.path), report.manifest
+
+
+def test_transitions_have_rewards_returns_and_advantages_in_both_files(store: Store) -> None:
+    for score in (1.0, 0.0):
+        put(store, turn(0, "a", "b", step_rewards={"ran": 0.25}, token_ids=(1, 2), logprobs=(-0.5, -1.0)), turn(1, "c", "d"), score=score)
+    found, manifest = exported(store, "transitions")
+    good = [row for row in found if row["score"] == 1.0]
+    assert [(row["t"], row["reward"], row["return"], row["weight"]) for row in good] == [(0, 0.25, 1.25, 0.5), (1, 1.0, 1.0, 0.5)]
+    # turn 0: 1.25 against 0.25, turn 1: 1 against 0; the deviation of the returns 1.25 and 0.25 is sqrt(0.5)
+    assert [row["advantage"] for row in good] == pytest.approx([1 / (math.sqrt(0.5) + 1e-4)] * 2)
+    assert good[0]["token_ids"] == [1, 2]
+    assert good[0]["input"]["body"]["messages"][0]["content"] == "a"
+    assert manifest["files"]["data.jsonl"]["rows"] == 4
+    table = pq.read_table("out/data.parquet").to_pylist()
+    assert [row["advantage"] for row in table] == [row["advantage"] for row in found]
+    assert json.loads(table[0]["input"]) == found[0]["input"]
+    assert table[0]["token_ids"] == [1, 2]
+
+
+def test_identical_rollouts_are_counted_and_push_nothing(store: Store) -> None:
+    for _ in range(3):
+        put(store, turn(0, "a", "b"))
+    found, manifest = exported(store, "transitions")
+    assert [row["advantage"] for row in found] == [0.0] * 3
+    assert manifest["groups_without_spread"] == 1
+
+
+@pytest.mark.parametrize("how", ["group", "batch", "none"])
+def test_advantages_are_against_the_group_or_the_batch(store: Store, how: str) -> None:
+    for task, scores in {"easy": (1.0, 1.0), "hard": (0.0, 0.0)}.items():
+        for score in scores:
+            put(store, turn(0, task, "x"), task=task, score=score)
+    found, _ = exported(store, "transitions", advantage=how)
+    signs = {row["task"]: math.copysign(1, row["advantage"]) if row["advantage"] else 0 for row in found}
+    assert signs == ({"easy": 1, "hard": -1} if how == "batch" else {"easy": 0, "hard": 0})
+
+
+def test_good_and_bad_rollouts_can_be_groups_of_their_own(store: Store) -> None:
+    for score, step in ((1.0, 0.2), (1.0, 0.0), (0.0, 0.2), (0.0, 0.0)):
+        put(store, turn(0, "a", "b", step_rewards={"s": step}), score=score)
+    found, _ = exported(store, "transitions", by_outcome=True)
+    by_score = {(row["score"], row["reward"] > row["score"]): row["advantage"] for row in found}
+    assert all((value > 0) == tidy for (_, tidy), value in by_score.items())
+
+
+def test_sealed_rollouts_never_come_nor_their_inputs(store: Store) -> None:
+    put(store, turn(0, "a", "b"), task="mine")
+    put(store, turn(0, "a", "b"), task="sealed", split="test")
+    put(store, turn(0, "a", "b"), task="again", split="", inputs={"question": "sealed"})  # the same question, asked outside a split
+    put(store, turn(0, "a", "b"), task="gated", split="gate")
+    found, manifest = exported(store, "transitions")
+    assert {row["task"] for row in found} == {"mine"}
+    assert manifest["left_out"] == {"of the gate or test split": 2, "whose inputs are those of a sealed task": 1}
+
+
+def test_text_that_overlaps_with_sealed_text_is_measured_and_named(store: Store) -> None:
+    long = "the quick brown fox jumps over the lazy dog and runs far away from here"
+    put(store, turn(0, "a", "b"), task="near", inputs={"question": long + " today"})
+    put(store, turn(0, "a", "b"), task="far", inputs={"question": "something else entirely that has nothing to do with animals at all, ever"})
+    put(store, turn(0, "a", "b"), task="sealed", split="test", inputs={"question": long})
+    _, manifest = exported(store, "transitions")
+    overlap = manifest["overlap"]
+    assert (overlap["tasks"], overlap["shared"], overlap["worst"][0]["task"]) == (2, 1, "near")
+    assert overlap["worst"][0]["share"] == pytest.approx(8 / 9, abs=1e-4)  # 16 words: 9 n-grams of 8, one of them new
+
+
+def test_tenants_and_consent_bound_what_is_drawn_on(store: Store) -> None:
+    put(store, turn(0, "a", "b"), task="free")
+    put(store, turn(0, "a", "b"), task="acme", tenant="acme")
+    put(store, turn(0, "a", "b"), task="other", tenant="other")
+    put(store, turn(0, "a", "b"), task="no", consent="Withdrawn")
+    put(store, turn(0, "a", "b"), task="yes", consent="given")
+    found, manifest = exported(store, "transitions", selection=Selection(tenants=("acme",)))
+    assert {row["task"] for row in found} == {"free", "acme", "yes"}
+    assert manifest["left_out"] == {"of a tenant that was not named": 1, "consent refused": 1}
+    assert manifest["tenants"] == ["acme"]
+    found, _ = exported(store, "transitions", "out2", selection=Selection(require_consent=True))
+    assert {row["task"] for row in found} == {"yes"}
+
+
+def test_gates_say_what_is_missing_and_write_nothing(store: Store) -> None:
+    for at in range(10):
+        put(store, turn(0, "a", "b", finish="length" if at < 5 else "stop"), task=f"t{at}", task_type=f"k{at % 3}")
+    store.flush()
+    with pytest.raises(UngatedExport) as caught:
+        assay.export("transitions", "out", store=store.url)
+    by_name = {gate["gate"]: gate for gate in caught.value.gates}
+    assert by_name["transitions"]["missing"] == "4995 more clean transitions"
+    assert by_name["clean"] == {
+        "gate": "clean",
+        "passed": False,
+        "value": 0.5,
+        "required": 0.95,
+        "missing": "5 truncated; 90 more clean transitions would do",
+    }
+    assert by_name["task types"]["missing"] == "2 more task types"
+    assert by_name["privacy verified"]["passed"]
+    assert not Path("out").exists()
+    assert [p.name for p in Path().iterdir()] == [".assay"]
+    found = assay.export("transitions", "out", store=store.url, allow_ungated=True)
+    assert (found.manifest["passed"], found.manifest["gated"]) == (False, False)
+    assert found.rows == 10  # what was cut off is what a policy must learn to avoid
+
+
+@pytest.mark.parametrize(
+    ("broken", "problem"),
+    [
+        ({"error": "boom"}, "error"),
+        ({"response": None}, "schema"),
+        ({"request": {}}, "schema"),
+        ({"response": said("x", "length")}, "truncated"),
+        ({"output": "", "response": said("")}, "parse"),
+        ({"tools": [ToolCall(name="f", arguments={"arguments": "{"}, error="the arguments are no JSON object")]}, "parse"),
+        ({"model": ""}, "provenance"),
+        ({"token_ids": (1,), "logprobs": None}, "schema"),
+    ],
+)
+def test_what_is_not_clean_is_named(store: Store, broken: dict[str, Any], problem: str) -> None:
+    plain = turn(0, "a", "b")
+    for name, value in broken.items():
+        setattr(plain, name, value)
+    put(store, plain, turn(1, "c", "d"))
+    _, manifest = exported(store, "transitions")
+    assert manifest["problems"] == {problem: 1}
+
+
+def test_an_answer_from_the_cache_that_stood_before_is_a_duplicate(store: Store) -> None:
+    put(store, turn(0, "a", "b"))
+    put(store, turn(0, "a", "b", cached=True))
+    put(store, turn(0, "a", "b"))  # sampled anew, and the same: that is data
+    found, manifest = exported(store, "transitions")
+    assert (len(found), manifest["problems"]) == (2, {"duplicate": 1})
+
+
+def test_unscored_rollouts_are_left_out_and_count_against_clean(store: Store) -> None:
+    put(store, turn(0, "a", "b"), score=None)
+    put(store, turn(0, "a", "b"), score=0.0)
+    found, manifest = exported(store, "transitions")
+    assert ([row["score"] for row in found], manifest["left_out"], manifest["problems"]) == ([0.0], {"unscored": 1}, {"unscored": 1})
+
+
+def test_sft_takes_good_rollouts_by_call_or_as_whole_conversations(store: Store) -> None:
+    more = {
+        "dialect": "chat",
+        "body": {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]},
+    }
+    second = Transition(t=1, model="m", request=more, response=said("d"), output="d")
+    put(store, turn(0, "a", "b"), second, score=0.5, human_rating=0.9)
+    put(store, turn(0, "a", "bad"), score=0.9, human_rating=0.2)  # a person's word stands before the rubric's
+    found, _ = exported(store, "sft")
+    assert [(row["prompt"][-1]["content"], row["completion"], row["quality"]) for row in found] == [
+        ("a", [{"role": "assistant", "content": "b"}], 0.9), ("c", [{"role": "assistant", "content": "d"}], 0.9),
+    ]  # fmt: skip
+    whole, _ = exported(store, "sft", "whole", whole=True)
+    assert [[m["content"] for m in row["messages"]] for row in whole] == [["a", "b", "c", "d"]]
+
+
+def test_preferences_pair_answers_to_the_same_prompt(store: Store) -> None:
+    for answer, score in (("good", 1.0), ("bad", 0.0), ("bad", 0.0), ("middling", 0.95)):
+        put(store, turn(0, "a", answer), score=score)
+    found, _ = exported(store, "preferences")
+    pairs = {(row["chosen"][0]["content"], row["rejected"][0]["content"]) for row in found}
+    assert pairs == {("good", "bad"), ("middling", "bad")}  # good and middling are nearer than the margin
+    labels, _ = exported(store, "preferences", "kto", unpaired=True)
+    assert Counter((row["completion"][0]["content"], row["label"]) for row in labels) == {("good", True): 1, ("bad", False): 2, ("middling", True): 1}
+
+
+def test_personal_data_becomes_the_same_surrogate_everywhere_and_can_be_restored_with_the_key(store: Store, tmp_path: Path) -> None:
+    from assay.traces.privacy import Anonymizer, restore
+
+    secret = "sk-" + "a1B2" * 12
+    text = f"I am Ada Lovelace, ada@lovelace.org, key {secret}"
+    for task in ("t1", "t2"):
+        put(store, turn(0, text, "Dear Ada Lovelace"), task=task, data_subject="Ada Lovelace", metadata={"entities": {"person": ["Ada Lovelace"]}})
+    found, manifest = exported(store, "sft", privacy_key=tmp_path / "keys" / "k")
+    asked = {row["prompt"][0]["content"] for row in found}
+    assert len(asked) == 1
+    (hidden,) = asked
+    assert "Lovelace" not in (tmp_path / "out" / "data.jsonl").read_text()
+    assert "lovelace.org" not in hidden
+    assert secret not in hidden
+    assert manifest["privacy"]["verified"]
+    assert manifest["privacy"]["found"]["email"] >= 1
+    table = Anonymizer.read_table(tmp_path / "out" / "surrogates.enc", tmp_path / "keys" / "k")
+    assert "ada@lovelace.org" in restore(hidden, table)
+    assert secret not in json.dumps(table)
+    again, _ = exported(store, "sft", "out2", privacy_key=tmp_path / "keys" / "k")
+    assert again == found
+    other, _ = exported(store, "sft", "out3")
+    assert other[0]["prompt"] != found[0]["prompt"]
+    with pytest.raises(ConfigError, match="key"):
+        exported(store, "sft", "out4", privacy_key=tmp_path / "out4" / "k")
+
+
+def test_a_deleted_person_leaves_later_exports_and_earlier_ones_are_named(store: Store) -> None:
+    put(store, turn(0, "a", "b"), task="ann", data_subject="ann")
+    put(store, turn(0, "a", "b"), task="bob", data_subject="bob")
+    found, _ = exported(store, "transitions")
+    assert {row["task"] for row in found} == {"ann", "bob"}
+    assert "ann" not in (Path("out") / "manifest.json").read_text()
+    told = forget_subject("ann", store=store.url)
+    assert (told["removed"], told["made_from_them"]) == (1, [str(Path("out").absolute())])
+    found, _ = exported(store, "transitions", "out2")
+    assert {row["task"] for row in found} == {"bob"}
+    assert forget_subject("ann", store=store.url)["removed"] == 0
+
+
+def test_an_export_never_writes_over_another(store: Store) -> None:
+    put(store, turn(0, "a", "b"))
+    exported(store, "transitions")
+    before = (Path("out") / "data.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match="is there already"):
+        exported(store, "transitions")
+    assert (Path("out") / "data.jsonl").read_bytes() == before
+
+
+def test_an_empty_store_says_why_there_is_nothing(store: Store) -> None:
+    put(store, turn(0, "a", "b"), split="test")
+    store.flush()
+    with pytest.raises(DataError, match="1 rollouts of the gate or test split"):
+        assay.export("sft", "out", store=store.url, gates=LOOSE)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"speed": 1}, "no settings"), ({"min_quality": 2}, "between 0 and 1"), ({"returns": "magic"}, "must be one of"),
+        ({"discount": 0.5, "returns": "episode"}, "no effect"), ({"advantage": "x"}, "must be one of"), ({"margin": math.nan}, "at least 0"),
+        ({"balance": Balance}, ""),
+    ],
+)  # fmt: skip
+def test_settings_that_make_no_sense_are_refused(options: dict[str, Any], match: str) -> None:
+    if "balance" in options:
+        for bad in ({"method": "x"}, {"by": ()}, {"by": ("colour",)}, {"most_copies": 0}, {"temperature": 2.0}):
+            with pytest.raises(ConfigError):
+                Balance(**bad)
+        return
+    with pytest.raises(ConfigError, match=match):
+        assay.export("transitions", "out", **options)
+    with pytest.raises(ConfigError, match="needs the rubric"):
+        assay.export("grpo", "out")
+
+
+def test_emoji_surrogates_and_hostile_text_survive(store: Store) -> None:
+    put(store, turn(0, "\U0001f600 \ud800 \x00 \u2028", '</s> {"a": 1} \\u0000'))
+    found, _ = exported(store, "transitions")
+    assert "\U0001f600" in json.dumps(found[0]["input"], ensure_ascii=False)
+
+
+# -- balance and gates, as arithmetic
+
+
+@given(
+    st.dictionaries(st.tuples(st.text(max_size=3)), st.integers(1, 60), min_size=1, max_size=5),
+    st.sampled_from(["none", "down", "over", "temperature"]),
+    st.integers(0, 5),
+)
+def test_the_balance_takes_exactly_its_targets(counts: dict[tuple[str, ...], int], method: str, seed: int) -> None:
+    balance = Balance(method=method, seed=seed)
+    sampler, taken = Sampler(counts, balance), Counter[tuple[str, ...]]()
+    for cell, count in counts.items():
+        copies = [sampler.take(cell) for _ in range(count)]
+        taken[cell] += sum(copies)
+        assert max(copies) <= (balance.most_copies if method == "over" else 1)
+        assert sampler.take(cell) == 0
+    wanted = targets(counts, balance)
+    assert dict(taken) == wanted == dict(sampler.after)
+    if method == "down":
+        assert set(wanted.values()) == {min(counts.values())}
+    if method == "over":
+        assert all(counts[cell] <= value <= max(counts.values()) for cell, value in wanted.items())
+
+
+def test_balancing_by_temperature_lies_between() -> None:
+    # shares ~ 100^0.5 : 4^0.5 = 10 : 2; the smaller keeps its 4, so the larger gets 20
+    assert targets({("a",): 100, ("b",): 4}, Balance(method="temperature")) == {("a",): 20, ("b",): 4}
+    assert targets({("a",): 100, ("b",): 4}, Balance(method="temperature", temperature=1.0)) == {("a",): 100, ("b",): 4}
+    assert targets({("a",): 100, ("b",): 4}, Balance(method="over")) == {("a",): 100, ("b",): 12}
+
+
+def test_balances_show_in_the_export_and_are_seeded(store: Store) -> None:
+    for at in range(12):
+        put(store, turn(0, f"q{at}", "b"), task=f"t{at}", task_type="a" if at < 9 else "b", score=float(at % 2))
+    taken = [exported(store, "transitions", f"o{n}", balance=Balance(method="down", seed=seed)) for n, seed in enumerate((0, 0, 1))]
+    picks = [[row["task"] for row in found] for found, _ in taken]
+    assert picks[0] == picks[1] != picks[2]
+    assert taken[0][1]["balance"]["before"] == {"a": 9, "b": 3}
+    assert taken[0][1]["balance"]["after"] == {"a": 3, "b": 3}
+    many, manifest = exported(store, "transitions", "o9", balance=Balance(method="over", by=("task_type", "outcome")))
+    assert manifest["balance"]["after"] == {"a / bad": 5, "a / good": 5, "b / bad": 3, "b / good": 5}
+    assert len(many) == 18
+
+
+def test_difficulty_is_the_tasks_own_word_or_the_mean_of_its_scores(store: Store) -> None:
+    put(store, turn(0, "a", "b"), task="told", metadata={"difficulty": "brutal"})
+    put(store, turn(0, "a", "b"), task="easy")
+    for score in (0.0, 0.0, 0.0, 1.0):
+        put(store, turn(0, "a", "b"), task="hard", score=score)
+    _, manifest = exported(store, "transitions", balance=Balance(method="over", by=("difficulty",)))
+    assert manifest["balance"]["before"] == {"brutal": 1, "easy": 1, "hard": 4}
+
+
+@given(st.integers(0, 200), st.integers(0, 200))
+def test_the_clean_gate_says_how_many_more_would_do(clean: int, broken: int) -> None:
+    report = GateReport(Gates())
+    for _ in range(clean):
+        report.see("a", None)
+    for _ in range(broken):
+        report.see("a", "error")
+    gate = next(gate for gate in report.to_list() if gate["gate"] == "clean")
+    if broken and not gate["passed"]:
+        more = int(gate["missing"].split(";")[1].split()[0])
+        assert (clean + more) / (clean + broken + more) >= 0.95 > (clean + more - 1) / (clean + broken + more - 1)
+
+
+# -- trainers
+
+
+def test_the_files_load_in_datasets(store: Store) -> None:
+    from datasets import load_dataset
+
+    put(store, turn(0, "a", "b"))
+    exported(store, "sft")
+    loaded = load_dataset("out", split="train")
+    assert loaded[0]["prompt"] == [{"role": "user", "content": "a"}]
+    exported(store, "transitions", "out2")
+    assert len(load_dataset("parquet", data_files="out2/data.parquet", split="train")) == 1
+
+
+@pytest.fixture(scope="module")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A randomly initialised Llama of a few layers with a tokenizer of its own: trainers take steps of a real model."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("tiny")
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.train_from_iterator(
+        ["How much is 1 + 2? The answer is 3."],
+        trainers.BpeTrainer(special_tokens=["<unk>", "<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()),
+    )
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="</s>")
+    fast.chat_template = (
+        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    fast.save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=len(fast), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=512
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sft", "grpo", "preferences"])
+def test_plain_trl_trains_on_an_export_with_the_config_that_came_with_it(store: Store, tiny_model: Path, kind: str) -> None:
+    for at in range(8):
+        for answer, score in ((f"The answer is {at}.", 1.0), ("I do not know.", 0.0)):
+            put(
+                store,
+                turn(0, f"How much is {at} + 0?", answer),
+                task=f"t{at}",
+                score=score,
+                inputs={"question": f"How much is {at} + 0?"},
+                expected={"answer": str(at)},
+            )
+    exported(store, kind, **({"rubric": "math_qa"} if kind == "grpo" else {}))
+    command = {"sft": "sft", "grpo": "grpo", "preferences": "dpo"}[kind]
+    flags = ["--model_name_or_path", str(tiny_model), "--max_steps", "2", "--use_cpu", "--bf16", "false", "--per_device_train_batch_size", "4"]
+    flags += ["--gradient_accumulation_steps", "1", "--use_peft", "false"]
+    flags += ["--max_completion_length", "8"] if kind == "grpo" else []
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("trl")), command, "--config", f"{command}.yaml", *flags], cwd="out", capture_output=True, text=True, timeout=600,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": "."},
+    )  # fmt: skip
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    assert "Training completed" in done.stdout + done.stderr
+    assert (Path("out") / "out").is_dir()
+
+
+def test_a_rubric_that_could_not_be_found_from_the_export_is_refused(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def check(task, prediction, rollout):\n    return 1.0\n")
+    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: a, check: 'mine.py:check'}\n")
+    put(store, turn(0, "a", "b"))
+    store.flush()
+    with pytest.raises(RubricError, match="is a file of this folder"):
+        assay.export("grpo", "out", store=store.url, rubric="r.yaml", gates=LOOSE)
