@@ -12,10 +12,10 @@ import dspy
 
 from assay.anchors import replay_of_rubric
 from assay.datasets import SPLITS
-from assay.deployment import load_artifact, save_artifact
+from assay.deployment import load_artifact
 from assay.deployment.artifact import check_place, is_artifact, runnable
 from assay.errors import BudgetExceeded, ConfigError, ModelError
-from assay.jobs import DEFAULT_MODEL, Job, RunConfig, home_of, load_rubric, open_job, opened_store, program_manifest
+from assay.jobs import DEFAULT_MODEL, Job, RunConfig, home_of, keep_artifact, load_rubric, open_job, opened_store
 from assay.models import Meter, get_lm
 from assay.optimizers import AUTO_SEARCH_CALLS, CompileConfig, CompileOutcome, Evaluation, Progress, compile_prompts
 from assay.optimizers import evaluate as run_evaluation
@@ -204,9 +204,8 @@ def _estimate_line(guess: Estimate, config: RunConfig) -> str:
 
 
 def _save(job: Job, report: CompileReport, folder: Path) -> Path:
-    compiled = report.outcome.compiled
-    manifest = program_manifest(job, compiled, {key: value for key, value in report.to_dict().items() if key != "artifact"})
-    return save_artifact(folder.resolve(), compiled.program, manifest, splits=job.splits.manifest(), report=_markdown(report))
+    result = {key: value for key, value in report.to_dict().items() if key != "artifact"}
+    return keep_artifact(job, report.outcome.compiled, folder, result, _markdown(report))
 
 
 def _markdown(report: CompileReport) -> str:

@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from assay import __version__
 from assay.datasets import SPLITS, Splits, load_splits
-from assay.deployment import Artifact, load_artifact
+from assay.deployment import Artifact, load_artifact, save_artifact
 from assay.deployment.artifact import is_artifact
 from assay.errors import BudgetExceeded, Cancelled, ConfigError
 from assay.judges import Judge, resolver
@@ -32,6 +32,7 @@ from assay.programs.loading import program_class
 from assay.rubrics import Rubric
 from assay.rubrics import load_rubric as read_rubric
 from assay.traces import Recorder, Store, shown_url, store_url
+from assay.traces.records import person_digest
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -41,12 +42,12 @@ __all__ = [
     "RunConfig",
     "compiled_parts",
     "home_of",
+    "keep_artifact",
     "load_judge",
     "load_rubric",
     "open_job",
     "open_run",
     "opened_store",
-    "program_manifest",
 ]
 
 _NOT_THE_JOB = ("threads", "cache", "trials", "storage", "workers", "executor")  # how far and where, not what
@@ -232,7 +233,7 @@ def _session_on_a_host(config: RunConfig, rubric: Rubric, program: str, outbox: 
     )  # fmt: skip
 
 
-def program_manifest(job: Job, student: Student, result: Mapping[str, Any]) -> dict[str, Any]:
+def _program_manifest(job: Job, student: Student, result: Mapping[str, Any]) -> dict[str, Any]:
     """What an artifact says of where its program comes from.
 
     Args:
@@ -258,6 +259,16 @@ def program_manifest(job: Job, student: Student, result: Mapping[str, Any]) -> d
         "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "result": dict(result),
     }
+
+
+def keep_artifact(job: Job, student: Student, folder: Path, result: Mapping[str, Any], report: str) -> Path:
+    """Writes a job's artifact, and remembers in the store whose data its tasks were: a person who is forgotten is told of it."""
+    splits, manifest = job.splits, _program_manifest(job, student, result)
+    path = save_artifact(folder.resolve(), student.program, manifest, splits=splits.manifest(), report=report)
+    tasks = splits.train + splits.val + splits.gate
+    if people := {person_digest(str(task.metadata["data_subject"])) for task in tasks if task.metadata.get("data_subject")}:
+        job.store.put_artifact(str(path), sorted(people))
+    return path
 
 
 @dataclass

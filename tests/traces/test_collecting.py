@@ -13,7 +13,7 @@ import pytest
 
 import assay
 from assay.errors import ConfigError
-from assay.exporting import score_rollouts
+from assay.exporting import forget_subject, score_rollouts
 from assay.recording import _store
 from assay.testing import scripted_lm
 from assay.traces import Store, ToolCall
@@ -176,6 +176,22 @@ def test_interactions_are_refused_one_by_one_with_the_reason() -> None:
 
 def run(*arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "assay", *arguments], capture_output=True, text=True, input=given, timeout=120)
+
+
+def test_a_person_who_is_forgotten_is_told_of_the_artifacts(program: str) -> None:
+    report = assay.compile(
+        program,
+        rubric="r.yaml",
+        data="d.jsonl",
+        lm=answers(),
+        store=".assay/assay.db",
+        optimizer="labeled",
+        adapter="json",
+        sizes={"gate": 2, "test": 2},
+    )
+    found = forget_subject("ann", store=".assay/assay.db")
+    assert found["removed"] > 0
+    assert found["made_from_them"] == [str(report.artifact)]
 
 
 def test_people_rate_and_are_forgotten_from_the_command_line() -> None:

@@ -8,6 +8,7 @@ import asyncio
 import hmac
 import json
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -28,6 +29,8 @@ __all__ = ["Gateway"]
 _LOG = logging.getLogger("assay.gateway")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _KEPT = 64 << 20  # bytes of one streamed answer that are kept
+_LAST = re.compile(rb"\n(?:data: ?\[DONE\]|event: ?(?:message_stop|response\.(?:completed|incomplete|failed)))")  # a stream's last event
+_LEFT = "the client went away before the answer was complete"
 Upstream = HttpUpstream | LitellmUpstream
 
 
@@ -145,17 +148,22 @@ class Gateway:
             request={"dialect": dialect, "body": body}, started_at=time.time(), constrained=_constrained(body),
         )  # fmt: skip
         self.asked += 1
-        passed = _Passed()
-        clock = time.perf_counter()
+        passed, clock = _Passed(), time.perf_counter()
+
+        def keep() -> None:
+            if not passed.kept:
+                passed.kept, transition.latency_ms = True, (time.perf_counter() - clock) * 1000
+                self._keep(live, transition, messages, dialect, passed)
+
         try:
             headers = {k: v for k, v in request.headers.items() if self.key is None or k.lower() not in ("authorization", "x-api-key")}
             async with live.upstream.ask(dialect, body, raw, headers, request.rel_url.raw_query_string) as reply:
-                return await _pass_on(request, reply, passed, live.rollout.id, bool(body.get("stream")))
+                return await _pass_on(request, reply, passed, live.rollout.id, keep)
         except AssayError as error:  # a package that is missing: the caller is told which
             passed.error = str(error)
             raise
         except (ConnectionResetError, asyncio.CancelledError):
-            passed.error = "the client went away before the answer was complete"
+            passed.error = _LEFT
             raise
         except (OSError, TimeoutError) as error:
             passed.error = passed.error or f"{type(error).__name__}: {error}"
@@ -168,8 +176,7 @@ class Gateway:
                 return _error(502, f"the upstream broke off: {type(error).__name__}", rollout=live.rollout.id)
             raise ConnectionResetError(str(error)) from error
         finally:
-            transition.latency_ms = (time.perf_counter() - clock) * 1000
-            self._keep(live, transition, messages, dialect, passed)
+            keep()
             if request.headers.get("x-assay-end"):
                 with suppress(StoreError):
                     self.rollouts.close(live.rollout.id)
@@ -199,6 +206,8 @@ class Gateway:
         transition.error = passed.error
         try:
             body, complete = passed.read(dialect)
+            if transition.error == _LEFT and passed.streamed and complete:
+                transition.error = None  # many close the connection at the last event
             if body is not None:
                 transition.response = {"body": body}
                 response_id = body.get("id") if dialect != "chat" else None
@@ -323,14 +332,20 @@ class _Passed:
     def __init__(self) -> None:
         self.parts: list[bytes] = []
         self.size = self.status = 0
-        self.streamed = False
+        self.streamed = self.kept = self._ending = False
+        self._tail = b"\n"
         self.error: str | None = None
         self.response: web.StreamResponse | None = None
 
-    def see(self, chunk: bytes) -> None:
+    def see(self, chunk: bytes) -> bool:
+        """Notes a part of the answer; whether a stream's last event has come."""
         self.size += len(chunk)
         if self.size <= _KEPT:
             self.parts.append(chunk)
+        found = self._tail + chunk
+        self._ending = self._ending or _LAST.search(found) is not None
+        self._tail = found[-40:]
+        return self._ending and found.endswith((b"\n\n", b"\r\n\r\n"))
 
     @property
     def text(self) -> str:
@@ -356,7 +371,8 @@ class _Passed:
         return body, complete and self.size <= _KEPT
 
 
-async def _pass_on(request: web.Request, reply: Any, passed: _Passed, rollout_id: str, streamed: bool) -> web.StreamResponse:
+async def _pass_on(request: web.Request, reply: Any, passed: _Passed, rollout_id: str, keep: Callable[[], None]) -> web.StreamResponse:
+    """Passes an answer on; a stream is kept before its last event goes out, as the client's next call may come at once."""
     passed.status = reply.status
     headers = {**reply.headers, "x-assay-rollout": rollout_id}
     passed.streamed = "event-stream" in {k.lower(): v for k, v in headers.items()}.get("content-type", "")
@@ -369,7 +385,8 @@ async def _pass_on(request: web.Request, reply: Any, passed: _Passed, rollout_id
     response = passed.response = web.StreamResponse(status=reply.status, headers={**headers, "Cache-Control": "no-cache"})
     await response.prepare(request)
     async for chunk in reply.chunks:
-        passed.see(chunk)
+        if passed.see(chunk):
+            keep()
         await response.write(chunk)
     await response.write_eof()
     return response

@@ -297,7 +297,7 @@ def _surrogate(kind: str, value: str, digest: bytes, turn: int) -> str:
 def _quote_of(text: str, span: Found) -> str:
     """The quote that a surrogate needs where a number of a JSON text stood."""
     before = re.search(r'(\\*")\s?:\s?$', text[max(0, span.start - 8) : span.start])
-    number = before and text[span.start : span.end].isdigit() and re.match(r"\s?[,}\]]", text[span.end : span.end + 2])
+    number = before and text[span.start : span.end].isdigit() and re.match(r"(?:\s|\\+[nrt])*[,}\]]", text[span.end : span.end + 12])
     return before[1] if before and number else ""
 
 

@@ -7,10 +7,9 @@ from typing import Any
 import dspy
 
 from assay.anchors import replay_of_rubric
-from assay.deployment import save_artifact
 from assay.deployment.artifact import check_place, is_artifact
 from assay.errors import BudgetExceeded, ConfigError, MissingExtra
-from assay.jobs import Job, home_of, open_job, program_manifest
+from assay.jobs import Job, home_of, keep_artifact, open_job
 from assay.optimizers import Progress, Student
 from assay.optimizers.comparison import compare
 from assay.optimizers.metrics import Budget
@@ -76,9 +75,7 @@ def tune(
         name = f"{job.session.program_name.rpartition(':')[2].lower()}-tuned"
         result = {key: value for key, value in report.to_dict().items() if key not in ("artifact", "page", "pictures", "importance")}
         folder = Path(out) if out else home_of(store) / "artifacts" / name
-        report.artifact = save_artifact(
-            folder.resolve(), chosen.program, program_manifest(job, chosen, result), splits=job.splits.manifest(), report=as_page(result)
-        )
+        report.artifact = keep_artifact(job, chosen, folder, result, as_page(result))
         if config.method == "optuna":
             _drawn(report, job, config, storage_of(config, store))
     return report
