@@ -18,10 +18,10 @@ from typing import Any
 EXPORT = """
 import json, resource, sys, time
 from assay.exporting import export
-from assay.traces.gates import Gates
 clock = time.perf_counter()
-report = export("transitions", sys.argv[2], store=sys.argv[1], privacy=sys.argv[3], allow_ungated=True, gates=Gates(privacy=sys.argv[3] != "off"))
-print(json.dumps({"seconds": time.perf_counter() - clock, "rows": report.rows, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}))
+report = export("transitions", sys.argv[2], store=sys.argv[1], privacy=sys.argv[3], allow_ungated=True)
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+print(json.dumps({"seconds": time.perf_counter() - clock, "rows": report.rows, "peak_mb": peak}))
 """
 
 
@@ -44,7 +44,8 @@ def filled(path: Path, rows: int) -> None:
             store.put_transition(
                 rollout.id,
                 Transition(
-                    t=at % 4, model="m", weights="w" * 64, request={"dialect": "chat", "body": body}, response={"body": answer}, output=f"answer {at}",
+                    t=at % 4, model="m", weights="w" * 64,
+                    request={"dialect": "chat", "body": body}, response={"body": answer}, output=f"answer {at}",
                     token_ids=tuple(range(20)), logprobs=(-0.5,) * 20, prompt_tokens=300, completion_tokens=20, step_rewards={"runs": 0.05},
                 ),
             )  # fmt: skip

@@ -44,7 +44,7 @@ async def timed(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) 
     async with session.post(f"{url}/v1/chat/completions", json=body) as answer:
         assert answer.status == 200
         async for chunk in answer.content.iter_any():
-            if not first and b'"content": "e' in chunk or not body["stream"]:
+            if (not first and b'"content": "e' in chunk) or not body["stream"]:
                 first = first or time.perf_counter() - clock
     return first, time.perf_counter() - clock
 

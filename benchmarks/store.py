@@ -1,4 +1,5 @@
-"""Transitions a second into the store, what a `put` costs a rollout, and the same LM calls traced by MLflow into a SQLite file of its own, in one run.
+"""Transitions a second into the store, what a `put` costs a rollout, and the same LM calls traced by MLflow into a SQLite file of its own,
+in one run.
 
     python benchmarks/store.py [--rows 20000] [--url postgresql://…] [--mlflow PYTHON] [--mlflow-rows 500]
 

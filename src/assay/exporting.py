@@ -21,7 +21,7 @@ from assay.traces import Recorder, Store
 from assay.traces.balance import Balance
 from assay.traces.export import ExportConfig, ExportReport, export_traces
 from assay.traces.gates import Gates
-from assay.traces.records import person_digest
+from assay.traces.records import subject_digest
 from assay.traces.selection import Selection
 
 __all__ = ["CollectReport", "collect", "export", "forget_subject", "score_rollouts"]
@@ -210,4 +210,4 @@ def score_rollouts(
 def forget_subject(subject: str, *, store: str | Path | None = None) -> dict[str, Any]:
     """Removes all rollouts of a data subject from the store, and names what was made from them before."""
     with Store(store) as opened:
-        return {"subject": subject, "removed": opened.forget_subject(subject), "made_from_them": opened.artifacts_of(person_digest(subject))}
+        return {"subject": subject, "removed": opened.forget_subject(subject), "made_from_them": opened.artifacts_of(subject_digest(subject))}

@@ -32,7 +32,7 @@ from assay.programs.loading import program_class
 from assay.rubrics import Rubric
 from assay.rubrics import load_rubric as read_rubric
 from assay.traces import Recorder, Store, shown_url, store_url
-from assay.traces.records import person_digest
+from assay.traces.records import subject_digest
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -266,7 +266,7 @@ def keep_artifact(job: Job, student: Student, folder: Path, result: Mapping[str,
     splits, manifest = job.splits, _program_manifest(job, student, result)
     path = save_artifact(folder.resolve(), student.program, manifest, splits=splits.manifest(), report=report)
     tasks = splits.train + splits.val + splits.gate
-    if people := {person_digest(str(task.metadata["data_subject"])) for task in tasks if task.metadata.get("data_subject")}:
+    if people := {subject_digest(str(task.metadata["data_subject"])) for task in tasks if task.metadata.get("data_subject")}:
         job.store.put_artifact(str(path), sorted(people))
     return path
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import dspy
 from dspy.utils.exceptions import LMError
 
-from assay.datasets import Task
+from assay.datasets import SPLITS, Task
 from assay.datasets.tasks import content_hash
 from assay.errors import AssayError, ConfigError
 from assay.models import LanguageModel, with_recording
@@ -76,7 +76,7 @@ class Recording:
         Raises:
             ConfigError: not finite, out of range, or no such turn.
         """
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or (t is None and not 0 <= value <= 1):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= 1e6 or (t is None and not 0 <= value <= 1):
             raise ConfigError(f"reward={value!r} must be {'a number between 0 and 1' if t is None else 'a finite number'}")
         if t is None:
             self.rollout.score, self.rollout.coverage, self.rollout.rubric = float(value), 1.0, self.rollout.rubric or "posted"
@@ -108,6 +108,12 @@ def record(
     """
     if unknown := sorted(set(told) - set(inspect.signature(Rollout).parameters)):
         raise ConfigError(f"{unknown} are no fields of a rollout")
+    for name in ("score", "human_rating"):
+        value = told.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1):
+            raise ConfigError(f"{name}={value!r} must be a number between 0 and 1")
+    if told.get("split", "") not in ("", *SPLITS):
+        raise ConfigError(f"split={told['split']!r} must be one of {', '.join(SPLITS)}, or none")
     known = task if isinstance(task, Task) else _task_from(task)
     scoring = load_rubric(rubric) if isinstance(rubric, str | Path) else rubric
     opened, recorder = _store(store)
@@ -136,7 +142,12 @@ def record(
 
 
 def score_rollout(rubric: Rubric, task: Task, rollout: Rollout, recorder: Recorder) -> float:
-    """Gives a rollout its score, verdicts and step rewards by a rubric, writes them, and returns the score (NaN: unscored)."""
+    """Gives a rollout its score, verdicts and step rewards by a rubric, writes them, and returns the score (NaN: unscored).
+
+    A rollout that has no answer because its last call failed is the model's failure, not the agent's: it stays unscored.
+    """
+    if rollout.prediction is None and rollout.status == "done" and rollout.transitions and rollout.transitions[-1].error is not None:
+        return math.nan
     found = rollout.prediction if rollout.status == "done" and rollout.prediction is not None else Failed(rollout.error or "the agent gave no answer")
     result = rubric.score(task, found, rollout)
     rollout.score = None if math.isnan(result.value) else result.value
@@ -175,6 +186,9 @@ def recorded(function: F | None = None, *, rubric: Rubric | str | Path | None = 
             return found
 
         return awaited
+
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(f"{function.__qualname__} gives its answer piece by piece: record it with `with assay.record(...)`")
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:

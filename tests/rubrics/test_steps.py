@@ -112,6 +112,18 @@ def test_a_step_beyond_what_the_task_needs_shortens_nothing() -> None:
     assert [graded(steps.shortened, run, t) for t in range(4)] == [1, 1, 0, 0]
 
 
+def test_a_schema_from_recorded_data_is_neither_fetched_nor_run() -> None:
+    run = rollout(
+        turn(0, call({"expression": "1"}), request={"tools": [{"name": "calculator", "parameters": {"$ref": "http://127.0.0.1:9/schema"}}]})
+    )
+    assert graded(steps.eligible, run, 0) == 1
+    slow = {"type": "object", "properties": {"expression": {"pattern": "(1+)+$"}}}
+    run = rollout(turn(0, call({"expression": "1" * 60 + "+1"}), request={"tools": [{"name": "calculator", "parameters": slow}]}))
+    assert graded(steps.eligible, run, 0) == 1
+    asked = {"dialect": "responses", "body": {"text": {"format": {"type": "json_schema", "schema": SCHEMA}}}}
+    assert graded(steps.parsed, rollout(turn(0, output="not json", request=asked)), 0) == 0
+
+
 def test_steps_without_tools_and_hostile_arguments_break_nothing() -> None:
     plain = rollout(turn(0))
     assert [graded(getattr(steps, name), plain, 0) for name in ("eligible", "result_used", "not_repeated", "shortened", "tool_executed")] == [

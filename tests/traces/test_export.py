@@ -5,12 +5,15 @@ import math
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -138,7 +141,7 @@ def test_tenants_and_consent_bound_what_is_drawn_on(store: Store) -> None:
     put(store, turn(0, "a", "b"), task="yes", consent="given")
     found, manifest = exported(store, "transitions", selection=Selection(tenants=("acme",)))
     assert {row["task"] for row in found} == {"free", "acme", "yes"}
-    assert manifest["left_out"] == {"of a tenant that was not named": 1, "consent refused": 1}
+    assert manifest["left_out"] == {"of a tenant that was not named": 1, "without a consent that was given": 1}
     assert manifest["tenants"] == ["acme"]
     found, _ = exported(store, "transitions", "out2", selection=Selection(require_consent=True))
     assert {row["task"] for row in found} == {"yes"}
@@ -259,16 +262,113 @@ def test_personal_data_becomes_the_same_surrogate_everywhere_and_can_be_restored
 
 
 def test_a_deleted_person_leaves_later_exports_and_earlier_ones_are_named(store: Store) -> None:
-    put(store, turn(0, "a", "b"), task="ann", data_subject="ann")
-    put(store, turn(0, "a", "b"), task="bob", data_subject="bob")
+    put(store, turn(0, "a", "b"), task="t-1", data_subject="Ann Smith")
+    put(store, turn(0, "a", "b"), task="t-2", data_subject="bob")
     found, _ = exported(store, "transitions")
-    assert {row["task"] for row in found} == {"ann", "bob"}
-    assert "ann" not in (Path("out") / "manifest.json").read_text()
-    told = forget_subject("ann", store=store.url)
+    assert {row["task"] for row in found} == {"t-1", "t-2"}
+    assert "Smith" not in (Path("out") / "manifest.json").read_text()
+    told = forget_subject(" ann  smith", store=store.url)
     assert (told["removed"], told["made_from_them"]) == (1, [str(Path("out").absolute())])
     found, _ = exported(store, "transitions", "out2")
-    assert {row["task"] for row in found} == {"bob"}
-    assert forget_subject("ann", store=store.url)["removed"] == 0
+    assert {row["task"] for row in found} == {"t-2"}
+    assert forget_subject("ann smith", store=store.url)["removed"] == 0
+    put(store, turn(0, "a", "b"), task="t-3", data_subject="Ann Smith")  # of a run that was under way
+    found, manifest = exported(store, "transitions", "out3")
+    assert {row["task"] for row in found} == {"t-2"}
+    assert manifest["left_out"] == {"without LM calls, or of people who were forgotten": 1}
+
+
+def test_what_was_hidden_does_not_come_back_by_another_way(store: Store) -> None:
+    ann = {"data_subject": "Ann Smithers", "task": "ann@smithers.org", "task_type": "mail of ann@smithers.org"}
+    put(
+        store,
+        turn(0, "q", "I am Ann Smithers", token_ids=(1,), logprobs=(-1.0,)),
+        turn(1, "r", "x", token_ids=(2,), logprobs=(-1.0,)),
+        **ann,
+        group_id="g",
+    )
+    put(store, turn(0, "q", "I am Zed Quimby"), score=0.0, **{**ann, "data_subject": "Zed Quimby"}, group_id="g")
+    found, manifest = exported(store, "transitions")
+    spelled = [row["token_ids"] for row in sorted(found, key=lambda row: (-row["score"], row["t"]))]
+    assert spelled == [None, [2], None]
+    assert manifest["privacy"]["rows_without_token_ids"] == 1
+    exported(store, "preferences", "dpo")
+    exported(store, "sft", "sft")
+    for folder in ("out", "dpo", "sft"):
+        text = "".join((Path(folder) / name).read_text() for name in ("data.jsonl", "manifest.json", "README.md")).lower()
+        assert not any(word in text for word in ("smithers", "quimby")), folder
+
+
+def test_columns_of_grpo_are_read_with_their_names(store: Store) -> None:
+    inputs = {"card": 4111111111111111, "password": "hunter2222", "phone": "2127365000", "prompt": "mine"}
+    put(store, turn(0, "a", "b"), inputs=inputs)
+    (row,), manifest = exported(store, "grpo", rubric="math_qa")
+    assert not any(str(value) in json.dumps(row) for name, value in inputs.items() if name != "prompt")
+    assert (row["prompt_"], row["prompt"]) == ("mine", [{"role": "user", "content": "a"}])
+    assert manifest["privacy"]["verified"]
+
+
+def test_a_sealed_task_does_not_come_by_another_spelling(store: Store) -> None:
+    put(store, turn(0, "a", "b"), task="s", split="test", inputs={"question": "How much is 12 plus 30?"})
+    put(store, turn(0, "a", "b"), task="other", inputs={"question": "How much is 12 plus 31?"})
+    for at, inputs in enumerate(({"question": "how much  is 12 plus 30? "}, {"prompt": "How much is 12 plus 30?"})):
+        put(store, turn(0, "a", "b"), task=f"again{at}", split="", inputs=inputs)
+    put(store, turn(0, "a", "b"), task="loud", split="Test ")
+    found, _ = exported(store, "transitions")
+    assert {row["task"] for row in found} == {"other"}
+
+
+def test_an_export_sees_the_store_as_it_was_when_it_began(store: Store, tmp_path: Path) -> None:
+    for at in range(300):
+        put(store, turn(0, "a", f"b{at}"), task=f"t{at:03}")
+    store.flush()
+    stop = threading.Event()
+
+    def disturb() -> None:
+        with Store(store.url) as other:
+            while not stop.is_set():
+                with other.engine.begin() as connection:
+                    connection.execute(
+                        sa.text("UPDATE rollouts SET status = CASE status WHEN 'done' THEN 'running' ELSE 'done' END WHERE task_id = 't100'")
+                    )
+                    connection.execute(sa.text("DELETE FROM transitions WHERE rollout_id IN (SELECT id FROM rollouts WHERE task_id = 't200')"))
+                time.sleep(0.001)
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    try:
+        counts = [len(exported(store, "transitions", f"o{n}")[0]) for n in range(6)]
+    finally:
+        stop.set()
+        thread.join()
+    assert all(298 <= count <= 300 for count in counts), counts
+
+
+def test_bad_numbers_are_named_counted_and_left_out(store: Store) -> None:
+    put(store, turn(0, "a", "b", step_rewards={"x": float("nan")}))
+    put(store, turn(0, "a", "b", step_rewards={"x": 1e308, "y": 1e308}))
+    put(store, turn(0, "a", "b"), score=5.0)
+    put(store, turn(0, "a", "b"), score=0.5)
+    found, manifest = exported(store, "transitions")
+    assert [row["score"] for row in found] == [0.5]
+    assert manifest["left_out"] == {"without an outcome, or with a reward that is no finite number": 2, "unscored": 1}
+    for bad in ({"step_weight": math.nan}, {"outcome_weight": math.inf}):
+        with pytest.raises(ConfigError, match="finite"):
+            exported(store, "transitions", "x", **bad)
+
+
+def test_a_judges_calls_are_no_agents(store: Store) -> None:
+    put(store, turn(0, "a", "b"))
+    put(store, turn(0, "judge this", "yes"), source="judge", score=None)
+    _, manifest = exported(store, "transitions")
+    assert (manifest["rows"], manifest["problems"]) == (1, {})
+
+
+def test_a_persons_rating_stands_before_the_score(store: Store) -> None:
+    put(store, turn(0, "a", "liked"), score=0.0, human_rating=1.0)
+    put(store, turn(0, "a", "hated"), score=1.0, human_rating=0.0)
+    (pair,), _ = exported(store, "preferences")
+    assert pair["chosen"][0]["content"] == "liked"
 
 
 def test_an_export_never_writes_over_another(store: Store) -> None:

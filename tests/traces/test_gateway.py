@@ -343,14 +343,71 @@ def test_another_model_answers_new_rollouts_while_open_ones_keep_theirs(stage: S
     stage.chat("one")
     other = ScriptedUpstream(name="other")
     with served(other.app()) as behind:
-        status, told = post(f"{stage.url}/assay/model", {"model": "newer", "upstream": behind})
-        assert (status, told["model"]) == (200, "newer")
+        stage.gateway.serve_model(HttpUpstream("newer", behind))
         stage.chat("one", "echo: one", "two")
         stage.chat("a new one")
         assert get(f"{stage.url}/v1/models")["data"][0]["id"] == "other"
     assert [(r.model, [t.model for t in r.transitions]) for r in stage.rollouts()] == [("echo", ["echo", "echo"]), ("newer", ["newer"])]
     assert (stage.upstream.calls, other.calls) == (2, 1)
     assert post(f"{stage.url}/assay/model", {"model": "embedded/nobody"})[0] == 500
+    assert post(f"{stage.url}/assay/model", {"model": "mistral/some", "upstream": "http://127.0.0.1:9"})[1]["model"] == "mistral/some"
+    assert isinstance(stage.gateway.upstream, LitellmUpstream)  # an address is not taken from a caller
+
+
+def test_no_page_of_another_site_may_use_it(stage: Stage) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}]}
+    assert post(f"{stage.url}/v1/chat/completions", body, Origin="http://evil.example")[0] == 403
+    assert post(f"{stage.url}/v1/chat/completions", body, Origin="http://localhost:3000")[0] == 200
+    assert stage.upstream.calls == 1
+
+
+def test_a_caller_can_neither_name_a_server_nor_take_a_key(tmp_path: Path) -> None:
+    mine, evil = ScriptedUpstream(), ScriptedUpstream()
+    with Store(tmp_path / "s.db") as store, served(mine.app()) as behind, served(evil.app()) as elsewhere:
+        with served(Gateway(store, LitellmUpstream("openai/echo", {"api_base": f"{behind}/v1", "api_key": "secret"})).app()) as url:
+            body = {
+                "messages": [{"role": "user", "content": "x"}],
+                "api_base": f"{elsewhere}/v1",
+                "base_url": f"{elsewhere}/v1",
+                "api_key": "sk-theirs",
+            }
+            assert post(f"{url}/v1/chat/completions", body)[0] == 200
+        store.flush()
+        kept = store.rollout(next(store.rollouts()).id).transitions[0].request
+    assert (mine.calls, evil.calls) == (1, 0)
+    assert "sk-theirs" not in json.dumps(kept)
+    with pytest.raises(ConfigError, match="no user or password"):
+        upstream_of("m", base="http://user:pw@host/v1")
+
+
+def test_an_id_is_not_given_twice_and_a_late_call_leaves_the_end_as_it_was(stage: Stage) -> None:
+    assert post(f"{stage.url}/assay/rollouts", {"id": "mine"})[0] == 200
+    assert post(f"{stage.url}/assay/rollouts", {"id": "mine"})[0] == 422
+    stage.chat("one", extra_headers={"x-assay-rollout": "mine", "x-assay-end": "0"})
+    assert post(f"{stage.url}/assay/rollouts/mine/close", {"reward": 0.5})[0] == 200
+    assert post(f"{stage.url}/assay/rollouts", {"id": "mine"})[0] == 422
+    stage.chat("late", extra_headers={"x-assay-rollout": "mine"})
+    stage.gateway.rollouts.sweep(all_of_them=True)
+    (rollout,) = stage.rollouts()
+    assert (rollout.status, rollout.score, [t.t for t in rollout.transitions]) == ("done", 0.5, [0, 1])
+
+
+def test_a_run_whose_last_call_failed_is_no_answer_of_the_agents(stage: Stage) -> None:
+    with pytest.raises(openai.InternalServerError):
+        stage.chat("#500")
+    stage.gateway.rollouts.sweep(all_of_them=True)
+    assert [(r.status, r.score) for r in stage.rollouts()] == [("error", None)]
+
+
+def test_numbers_and_shapes_that_cannot_be_are_answered_in_json(stage: Stage) -> None:
+    _, opened = post(f"{stage.url}/assay/rollouts", {})
+    huge = b'{"reward": ' + b"9" * 400 + b"}"
+    assert post(f"{stage.url}/assay/rollouts/{opened['id']}/reward", huge)[0] == 422
+    assert post(f"{stage.url}/assay/rollouts/{opened['id']}/reward", {"reward": 1e308, "t": 0})[0] == 422
+    assert post(f"{stage.url}/assay/rollouts/{opened['id']}/close", {"error": {"a": 1}})[0] == 422
+    assert post(f"{stage.url}/assay/rollouts", {"split": "Test"})[0] == 422
+    odd = {"messages": [{"role": "assistant", "tool_calls": [{"function": "text"}]}, {"role": "user", "content": "x"}, "text", 7]}
+    assert post(f"{stage.url}/v1/chat/completions", odd)[0] == 200
 
 
 def test_200_streaming_clients_at_once_lose_nothing(stage: Stage) -> None:

@@ -56,7 +56,13 @@ def _credit(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--discount", type=click.FloatRange(0, 1), default=1.0, show_default=True),
         click.option("--step-weight", type=float, default=1.0, show_default=True, help="Of step rewards."),
         click.option("--outcome-weight", type=float, default=1.0, show_default=True, help="Of the score."),
-        click.option("--outcome", type=click.Choice(["score", "human"]), default="score", show_default=True, help="human: ratings, where there are."),
+        click.option(
+            "--outcome",
+            type=click.Choice(["score", "human"]),
+            default="human",
+            show_default=True,
+            help="human: a person's rating where there is one.",
+        ),
     ]
     return with_options(function, options)
 
@@ -118,7 +124,7 @@ def _export(kind: str, values: dict[str, Any]) -> None:
         method=method, by=tuple(part.strip() for part in by.split(",") if part.strip()), temperature=temperature, most_copies=copies, seed=seed
     )
     least = keep(values, "min_transitions", "min_clean", "min_task_types")
-    gates = Gates(min_transitions=least[0], min_clean=least[1], min_task_types=least[2], privacy=values["privacy"] != "off")
+    gates = Gates(min_transitions=least[0], min_clean=least[1], min_task_types=least[2])
     _open(store)
     try:
         report = export(

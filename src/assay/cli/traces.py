@@ -61,6 +61,8 @@ def list_rollouts(run_id: str | None, task_id: str | None, split: str | None, li
 @_json
 def show(rollout_id: str, store: str | None, as_json: bool) -> None:
     """One rollout with every LM call, exactly as sent and received. The start of an id is enough."""
+    from assay.traces.dialects import chat_messages
+
     with open_store(store) as opened:
         rollout = opened.rollout(rollout_id)
     if as_json:
@@ -74,10 +76,9 @@ def show(rollout_id: str, store: str | None, as_json: bool) -> None:
         marks = [word for word, on in (("cached", t.cached), ("constrained", t.constrained)) if on]
         tokens = f"{t.prompt_tokens}+{t.completion_tokens} tokens, {t.latency_ms:.0f} ms"
         click.echo(f"\n[{t.t}] {tokens}{', ' + ', '.join(marks) if marks else ''}")
-        if t.request.get("system"):
-            click.echo(f"  system: {_flat(t.request['system'])}")
-        for message in t.request.get("messages", []):
-            click.echo(f"  {message['role']}: {_flat(''.join(part.get('text', '') for part in message['parts']))}")
+        for message in chat_messages(t.request):
+            calls = "".join(f" [calls {c['function']['name']}({c['function']['arguments']})]" for c in message.get("tool_calls") or ())
+            click.echo(f"  {message['role']}: {_flat(message.get('content') or '')}{calls}")
         click.echo(f"  -> {t.error if t.error else _flat(t.output)}")
         _show_tools(t.tools)
     click.echo(f"\nprediction: {rollout.prediction if rollout.prediction is not None else rollout.error}")
@@ -204,18 +205,22 @@ def forget(subject: str, store: str | None, as_json: bool) -> None:
 @command.command("import")
 @click.argument("kind", type=click.Choice(["otlp", "langfuse", "mlflow"]))
 @click.argument("file")
+@click.option("--score", metavar="NAME", help="The score that counts, where a trace carries several.")
 @_store
 @_json
-def import_(kind: str, file: str, store: str | None, as_json: bool) -> None:
+def import_(kind: str, file: str, score: str | None, store: str | None, as_json: bool) -> None:
     """Bring traces of other tools into the store: OpenTelemetry spans (GenAI conventions), Langfuse or MLflow exports."""
     from assay.traces.importing import import_traces
     from assay.traces.store import Store
 
     with Store(store) as opened:
-        report = import_traces(opened, kind, file)
+        report = import_traces(opened, kind, file, score=score)
     data = report.to_dict()
     if as_json:
         print_json(data)
         return
     for key, value in data.items():
-        click.echo(f"{key:18} {value}")
+        if key != "reasons":
+            click.echo(f"{key:18} {value}")
+    for reason in data["reasons"]:
+        click.echo(f"skipped: {reason}", err=True)

@@ -31,7 +31,8 @@ class _Asking:
     def asking(self, task: Task, given: Mapping[str, Any], rollout: Rollout | None) -> tuple[AbstractContextManager[Any], Rollout]:
         own = Rollout(
             task_id=task.id, task_type=task.task_type, group_id=task.id, source="judge", program=self.named[:200],
-            split=rollout.split if rollout else "", inputs=dict(given),
+            split=rollout.split if rollout else "", inputs=dict(given), tenant=rollout.tenant if rollout else None,
+            data_subject=rollout.data_subject if rollout else None, consent=rollout.consent if rollout else None,
         )  # fmt: skip
         stack = ExitStack()
         stack.enter_context(dspy.context(lm=self.lm, trace=[]))

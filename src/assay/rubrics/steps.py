@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jsonschema
+import referencing
 
 from assay.datasets import Task
 from assay.models.embedded import LINES
@@ -62,14 +63,32 @@ def parsed(task: Task, prediction: dict[str, Any], rollout: Rollout | None, *, f
     if missing := [name for name in wanted if found.get(name) in (None, "", [], {})]:
         return Grade(value=0.0, reason=f"missing or empty: {', '.join(missing)}")
     if schema is not None and not schema.get(LINES):
-        errors = [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(found)]
-        return Grade(value=float(not errors), reason=errors[0][:200] if errors else "")
+        wrong = _violation(schema, found)
+        return Grade(value=float(wrong is None), reason=(wrong or "")[:200])
     return Grade(value=1.0)
+
+
+def _violation(schema: dict[str, Any], value: Any) -> str | None:
+    """How a value breaks a schema that came with recorded data: nothing is fetched for it, and its patterns are not run."""
+    try:
+        validator = jsonschema.Draft202012Validator(_without_patterns(schema), registry=referencing.Registry())
+        error = next(validator.iter_errors(value), None)
+    except Exception:  # the schema itself cannot be used (a reference, its types): it says nothing
+        return None
+    return None if error is None else error.message
+
+
+def _without_patterns(schema: Any) -> Any:
+    if isinstance(schema, dict):
+        return {key: _without_patterns(part) for key, part in schema.items() if key not in ("pattern", "patternProperties", "format")}
+    return [_without_patterns(part) for part in schema] if isinstance(schema, list) else schema
 
 
 def _asked_schema(request: Mapping[str, Any]) -> dict[str, Any] | None:
     config = request.get("body") or request.get("config") or {}
     asked = config.get("response_format") if isinstance(config, Mapping) else None
+    if not isinstance(asked, Mapping) and isinstance(config, Mapping) and isinstance(config.get("text"), Mapping):
+        asked = config["text"].get("format")  # OpenAI Responses
     if not isinstance(asked, Mapping):
         return None
     schema = (asked.get("json_schema") or {}).get("schema") or asked.get("schema")
@@ -111,9 +130,9 @@ def _ineligible(tool: ToolCall, request: Mapping[str, Any], syntax: Mapping[str,
         return f"{tool.name}: {', '.join(empty)} is empty"
     schema = _tool_schema(tool.name, request)
     if schema is not None:
-        error = next(jsonschema.Draft202012Validator(schema).iter_errors(tool.arguments), None)
-        if error is not None:
-            return f"{tool.name}: {error.message[:200]}"
+        wrong = _violation(schema, tool.arguments)
+        if wrong is not None:
+            return f"{tool.name}: {wrong[:200]}"
     known = {"expression": "arithmetic", "code": "python", "query": "", "sql": "sql", "json": "json"} if syntax is None else syntax
     for name, value in tool.arguments.items():
         check = _SYNTAX.get(known.get(name, ""))

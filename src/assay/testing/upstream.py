@@ -5,8 +5,8 @@
 It answers `echo: TEXT` to a conversation's last text, and calls the first tool offered where that text holds `use the tool` and no
 result has come back yet; with `#both` it says something first and calls it twice in one answer. A tool that the request insists on by
 name is called, and a JSON schema it asks for is answered with a small instance. `#429`, `#500`, `#die`, `#hang`, `#garbage` and
-`#badtool` in the text make it misbehave, `#once429` the first time only; `#late` ends a stream half a second after its last event.
-With a log it writes a line a completed call before the answer's last byte is sent.
+`#badtool` in the text make it misbehave, `#once429` the first time only; `#late` waits half a second after a stream's last event,
+`#pause` before it. With a log it writes a line a completed call before the answer's last byte is sent.
 """
 
 import argparse
@@ -95,6 +95,7 @@ class ScriptedUpstream:
                     return response
             if at == len(events) - 1:
                 self._note(request, said)
+                await asyncio.sleep(0.5 if "#pause" in said else 0)
             await response.write(event)
         if "#late" in said:
             await asyncio.sleep(0.5)

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from assay.datasets import load_tasks
@@ -36,11 +37,11 @@ class TrainingData:
 
 class DataCollector:
     """Args:
-    store: where interactions are kept; None keeps them in memory only.
+    store: where interactions are kept, opened or by its path; None keeps them in memory only.
     """
 
-    def __init__(self, store: Store | None = None) -> None:
-        self.store = store
+    def __init__(self, store: Store | str | Path | None = None) -> None:
+        self.store = Store(store) if isinstance(store, str | Path) else store
         self.rollouts: list[Rollout] = []
         self._seen: set[str] = set()
         self._run = f"interactions-{new_id()[:12]}"
@@ -103,7 +104,10 @@ class DataCollector:
         """
         if n < 1:
             raise ConfigError(f"n={n!r} must be at least 1")
-        joined = f"{data}{'&' if '?' in data or '=' in data else '?' if data.startswith('reasoning_gym') else ''}size={n}&seed={seed}"
+        kind, _, rest = data.partition(":")
+        query = rest if kind == "arithmetic" else rest.partition("?")[2]
+        before = f"{kind}:" if kind == "arithmetic" else f"{kind}:{rest.partition('?')[0]}?"
+        joined = before + "&".join(part for part in (query, f"size={n}", f"seed={seed}") if part)
         rows = []
         for task in load_tasks(joined):
             question, answer = (" ".join(str(value) for value in part.values()) for part in (task.inputs, task.expected))

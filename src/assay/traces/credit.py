@@ -75,8 +75,8 @@ class Baseline:
     turn t stands there with its last G, so that a longer way is held against what shorter ones arrived at.
 
     Sources: leave-one-out, RLOO (arXiv 2402.14740); the deviation, GRPO (arXiv 2402.03300, of the group) and REINFORCE++
-    (arXiv 2501.03262, of the batch); by turn and with rollouts that ended, ours. It gives exactly 0 where all did equally well,
-    and at every turn the calls of a tool that all used rightly sum to no less than 0.
+    (arXiv 2501.03262, of the batch); by turn and with rollouts that ended, ours. It gives exactly 0 where all did equally well. With
+    undiscounted returns to go and equal outcomes the calls of a tool that all used rightly sum to no less than 0 at every turn.
     """
 
     leave_one_out: bool = True

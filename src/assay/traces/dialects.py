@@ -118,12 +118,8 @@ def _from_chat(body: Mapping[str, Any]) -> Iterator[Message]:
         kept = {key: message[key] for key in ("role", "tool_call_id", "name") if message.get(key) is not None}
         kept["role"] = "system" if kept.get("role") == "developer" else str(kept.get("role", "user"))
         kept["content"] = _content_of(message.get("content"))
-        if calls := [
-            _chat_call(
-                str(c.get("id") or ""), str((c.get("function") or {}).get("name") or ""), str((c.get("function") or {}).get("arguments") or "")
-            )
-            for c in _each(message.get("tool_calls"))
-        ]:
+        functions = [(c, c["function"]) for c in _each(message.get("tool_calls")) if isinstance(c.get("function"), Mapping)]
+        if calls := [_chat_call(str(c.get("id") or ""), str(f.get("name") or ""), str(f.get("arguments") or "")) for c, f in functions]:
             kept["tool_calls"] = calls
             kept["content"] = kept["content"] or None
         yield kept

@@ -5,91 +5,36 @@ Everything is written beside the folder first; it takes its name only when the g
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from assay.errors import AssayError, ConfigError, DataError
-from assay.traces.balance import Balance, Sampler
-from assay.traces.credit import RETURNS, Baseline, returns
+from assay.traces.balance import Sampler
+from assay.traces.credit import Baseline, returns
+from assay.traces.export_config import ADVANTAGES, KINDS, ExportConfig
 from assay.traces.formats import grpo_rows, preference_rows, sft_rows, transition_row
-from assay.traces.gates import GateReport, Gates
+from assay.traces.gates import GateReport
 from assay.traces.hiding import Hider
-from assay.traces.records import person_digest
-from assay.traces.selection import Episode, Overlap, Selection, Turn, count_turns, left_out, read_groups, sealed_tasks
+from assay.traces.records import subject_digest
+from assay.traces.selection import Episode, Overlap, Turn, count_turns, left_out, read_groups, sealed_tasks
 from assay.traces.store import Store
 from assay.traces.writing import RowWriter, trl_files
 
 __all__ = ["ADVANTAGES", "KINDS", "ExportConfig", "ExportReport", "export_traces"]
 
-KINDS = ("sft", "grpo", "preferences", "transitions")
-ADVANTAGES = ("group", "batch", "none")
 FORMAT = 1  # of the manifest
 _LEARNED_FROM = ("truncated", "parse")  # calls that are not clean, and yet what a policy must learn to avoid
 _TOLD = ("selection", "gates", "balance")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportConfig:
-    """Settings of an export.
-
-    Args:
-        kind: `sft`, `grpo`, `preferences` or `transitions`.
-        min_quality: least rating or score of a rollout whose calls become SFT rows, and from which a KTO label is good.
-        whole: SFT rows are whole conversations.
-        call: which call of a rollout is a GRPO prompt: `last`, `first` or `all`.
-        margin: least difference in return of a preference pair; `unpaired` gives rows for KTO.
-        returns, discount, step_weight, outcome_weight, outcome: see `assay.traces.credit`.
-        advantage: against the other rollouts of the group, of the whole batch, or none.
-        by_outcome: rollouts that reached `min_quality` and those that did not are groups of their own.
-        privacy: `auto`, `patterns`, `presidio` or `off`.
-        privacy_key: file of the key that makes surrogates the same in every export, and reversible; made where it is missing.
-        allow_ungated: write also where a gate fails; the manifest says so.
-        licence: of the data, for the manifest.
-    """
-
-    kind: str
-    selection: Selection = field(default_factory=Selection)
-    gates: Gates = field(default_factory=Gates)
-    balance: Balance = field(default_factory=Balance)
-    min_quality: float = 0.8
-    whole: bool = False
-    call: str = "last"
-    margin: float = 0.1
-    unpaired: bool = False
-    returns: str = "to_go"
-    discount: float = 1.0
-    advantage: str = "group"
-    by_outcome: bool = False
-    step_weight: float = 1.0
-    outcome_weight: float = 1.0
-    outcome: str = "score"
-    privacy: str = "auto"
-    privacy_key: Path | None = None
-    allow_ungated: bool = False
-    licence: str = "not stated"
-
-    def __post_init__(self) -> None:
-        choices = (
-            ("kind", KINDS), ("call", ("last", "first", "all")), ("advantage", ADVANTAGES), ("outcome", ("score", "human")),
-            ("privacy", ("auto", "patterns", "presidio", "off")), ("returns", RETURNS),
-        )  # fmt: skip
-        for name, allowed in choices:
-            if getattr(self, name) not in allowed:
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be one of {', '.join(allowed)}")
-        if not 0 <= self.min_quality <= 1:
-            raise ConfigError(f"min_quality={self.min_quality!r} must be between 0 and 1")
-        if not self.margin >= 0:
-            raise ConfigError(f"margin={self.margin!r} must be at least 0")
-        returns([0.0], scheme=self.returns, discount=self.discount)
 
 
 @dataclass
@@ -154,12 +99,12 @@ def export_traces(
         (scratch / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
         os.chmod(scratch, 0o755)
         try:
+            store.put_artifact(str(folder), sorted(run.people))  # before it is there: what is made from somebody is never unnamed
             os.rename(scratch, folder)
         except OSError as error:
             raise ConfigError(f"{folder} came to be while this export was written; name a new folder with --out") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    store.put_artifact(str(folder), sorted(run.people))
     return ExportReport(folder, written["data.jsonl"]["rows"], manifest)
 
 
@@ -185,6 +130,10 @@ class _Export:
         self.left = Counter(left_out(store, config.selection))
         self.people: set[str] = set()
         self.flat_groups = self.rollouts = self.groups = 0
+        self.written = Counter[str]()
+        self._task: str | None = None
+        self._seen: dict[int, bool] = {}  # calls of this task, and whether only a copy from the cache was seen
+        self._said_before: set[int] = set()  # SFT rows of this task
         self.said: dict[str, Counter[str]] = {
             "models": Counter(),
             "programs": Counter(),
@@ -204,7 +153,7 @@ class _Export:
                 if self._wanted(episode):
                     counts[self._cell(episode)] += 1
                 if (credited := self._credited(episode)) is not None:
-                    baseline.add(*credited)
+                    baseline.add(credited[1], math.fsum(credited[0]))
         return counts, baseline if self.config.advantage == "batch" else None
 
     def _groups(self, *, light: bool = False) -> Iterator[list[Episode]]:
@@ -224,96 +173,102 @@ class _Export:
             return True
         return quality is not None and (self.config.kind != "sft" or quality >= self.config.min_quality)
 
-    def _credited(self, episode: Episode) -> tuple[list[float], float] | None:
-        """Return by turn, and the episode's; None where it has no outcome."""
-        rollout, config = episode.rollout, self.config
-        outcome = episode.quality if config.outcome == "human" else rollout.score
-        if outcome is None:
+    def _credited(self, episode: Episode) -> tuple[list[float], list[float]] | None:
+        """Rewards and returns by turn; None where it has no outcome, or a reward that is no finite number."""
+        config = self.config
+        outcome = episode.quality if config.outcome == "human" else episode.rollout.score
+        if outcome is None or not 0 <= outcome <= 1:
             return None
-        rewards = self._rewards(episode, outcome)
-        return returns(rewards, scheme=config.returns, discount=config.discount), sum(rewards)
-
-    def _rewards(self, episode: Episode, outcome: float) -> list[float]:
-        rewards = [self.config.step_weight * reward for reward in episode.rewards]
-        rewards[-1] += self.config.outcome_weight * outcome
-        return rewards
+        rewards = [config.step_weight * reward for reward in episode.rewards]
+        rewards[-1] += config.outcome_weight * outcome
+        if not all(map(math.isfinite, rewards)):
+            return None
+        return rewards, returns(rewards, scheme=config.returns, discount=config.discount)
 
     # -- writing
 
     def write(self, folder: Path, advance: Callable[[int], None]) -> dict[str, dict[str, Any]]:
         """Files with their rows and sha256, by name."""
-        self.written = Counter[str]()
         with RowWriter(folder, parquet=self.config.kind == "transitions") as writer:
             for group in self._groups():
                 self.groups += 1
-                for episode, row in self._rows(group):
-                    self.written[episode.rollout.task_type] += 1
-                    writer.write(self.hider.row(row, episode.rollout))
+                known = self.hider.known([episode.rollout for episode in group])
+                for row in self._rows(group):
+                    self.written[group[0].rollout.task_type] += 1
+                    writer.write(self.hider.row(row, known))
                 advance(sum(len(episode.turns) for episode in group))
         self.gates.verified, self.gates.residual = self.hider.verified, self.hider.residual
         return writer.files
 
-    def _rows(self, group: list[Episode]) -> Iterator[tuple[Episode, dict[str, Any]]]:
+    def _rows(self, group: list[Episode]) -> Iterator[dict[str, Any]]:
         kept = [(episode, self._usable(episode), copies) for episode in group if (copies := self._copies(episode))]
         kept = [(episode, turns, copies) for episode, turns, copies in kept if turns]
         for episode, _, _ in kept:
             self._note(episode)
         if self.config.kind == "grpo":
-            if kept:
-                yield from ((kept[0][0], row) for row in grpo_rows([episode for episode, _, _ in kept], call=self.config.call))
-            return
+            return grpo_rows([episode for episode, _, _ in kept], call=self.config.call)
         if self.config.kind == "sft":
-            for episode, turns, copies in kept:
-                for row in sft_rows(episode, turns, whole=self.config.whole):
-                    yield from [(episode, row)] * copies
-            return
-        baselines = self._baselines(group)
-        calls = list(self._calls(kept, baselines))
+            return self._sft_rows(kept)
+        calls = self._calls(kept, self._baselines(group))
         if self.config.kind == "preferences":
             paired = [(episode, turn, credited) for episode, turn, _, credited, _ in calls]
-            rows = preference_rows(paired, margin=self.config.margin, unpaired=self.config.unpaired, good=self.config.min_quality)
-            yield from ((kept[0][0], row) for row in rows)
-            return
+            return preference_rows(paired, margin=self.config.margin, unpaired=self.config.unpaired, good=self.config.min_quality)
+        return self._transition_rows(kept, calls)
+
+    def _sft_rows(self, kept: list[tuple[Episode, list[Turn], int]]) -> Iterator[dict[str, Any]]:
+        for episode, turns, copies in kept:
+            for row in sft_rows(episode, turns, whole=self.config.whole):
+                key = hash(orjson.dumps([row.get("prompt"), row.get("completion"), row.get("messages")]))
+                if key in self._said_before:
+                    self.left["rows that say what another of their task says"] += 1
+                    continue
+                self._said_before.add(key)
+                yield from [row] * copies
+
+    def _transition_rows(
+        self, kept: list[tuple[Episode, list[Turn], int]], calls: Iterator[tuple[Episode, Turn, float, float, float]]
+    ) -> Iterator[dict[str, Any]]:  # fmt: skip
+        shares = {episode.rollout.id: (copies, 1 / len(turns)) for episode, turns, copies in kept}
         for episode, turn, reward, credited, advantage in calls:
-            row = transition_row(episode, turn, reward=reward, credited=credited, advantage=advantage, weight=1 / len(episode.turns))
-            yield from [(episode, row)] * next(copies for other, _, copies in kept if other is episode)
+            copies, weight = shares[episode.rollout.id]
+            yield from [transition_row(episode, turn, reward=reward, credited=credited, advantage=advantage, weight=weight)] * copies
 
     def _calls(
         self, kept: list[tuple[Episode, list[Turn], int]], baselines: dict[str, Baseline]
     ) -> Iterator[tuple[Episode, Turn, float, float, float]]:
+        """Each usable call with its reward, return and advantage."""
         for episode, turns, _ in kept:
-            found = self._credited(episode)
-            if found is None:
+            if (found := self._credited(episode)) is None:
                 continue
-            outcome = episode.quality if self.config.outcome == "human" else episode.rollout.score
-            rewards = self._rewards(episode, outcome or 0.0)
+            rewards, credited = found
             baseline = baselines.get(self._group_of(episode))
-            advantages = baseline.advantages(found[0]) if baseline is not None else [0.0] * len(rewards)
+            advantages = baseline.advantages(credited) if baseline is not None else [0.0] * len(rewards)
             places = {turn.t: at for at, turn in enumerate(episode.turns)}
-            for turn in turns:
-                at = places[turn.t]
-                yield episode, turn, rewards[at], found[0][at], advantages[at]
+            for at, turn in ((places[turn.t], turn) for turn in turns):
+                yield episode, turn, rewards[at], credited[at], advantages[at]
 
     def _group_of(self, episode: Episode) -> str:
-        return self._cell_of_outcome(episode) if self.config.by_outcome else ""
-
-    def _cell_of_outcome(self, episode: Episode) -> str:
-        return "good" if (episode.quality or 0.0) >= self.config.min_quality else "bad"
+        return ("good" if (episode.quality or 0.0) >= self.config.min_quality else "bad") if self.config.by_outcome else ""
 
     def _baselines(self, group: list[Episode]) -> dict[str, Baseline]:
         """Of the whole group, before the balance draws from it."""
         if self.config.advantage == "none":
             return {}
         if self.batch is not None:
-            return dict.fromkeys(("", "good", "bad"), self.batch)
+            return {"": self.batch}
         found: dict[str, Baseline] = {}
         for episode in group:
             if (credited := self._credited(episode)) is not None:
-                found.setdefault(self._group_of(episode), Baseline()).add(*credited)
+                found.setdefault(self._group_of(episode), Baseline()).add(credited[1], math.fsum(credited[0]))
         self.flat_groups += sum(not baseline.spread for baseline in found.values())
         return found
 
     def _copies(self, episode: Episode) -> int:
+        if self._wanted(episode) and self.config.kind in ("transitions", "preferences") and self._credited(episode) is None:
+            self.left["without an outcome, or with a reward that is no finite number"] += 1
+            for _ in episode.turns:
+                self.gates.see(episode.rollout.task_type, "reward")
+            return 0
         if not self._wanted(episode):
             self.left["unscored" if episode.quality is None else f"below the quality of {self.config.min_quality:g}"] += 1
             if episode.quality is None:
@@ -321,7 +276,8 @@ class _Export:
                     self.gates.see(episode.rollout.task_type, turn.problem(episode.rollout, turn is episode.turns[-1]) or "unscored")
             return 0
         if self.config.balance.method == "none":
-            self.sampler.after[self._cell(episode)] += 1
+            for table in (self.sampler.before, self.sampler.after):
+                table[self._cell(episode)] = table.get(self._cell(episode), 0) + 1
             return 1
         copies = self.sampler.take(self._cell(episode))
         if not copies:
@@ -331,8 +287,8 @@ class _Export:
     def _usable(self, episode: Episode) -> list[Turn]:
         """The calls that become rows. All of them are counted by the gates, with what is wrong with them."""
         rollout, usable = episode.rollout, []
-        if rollout.task_id != getattr(self, "_task", None):
-            self._task, self._seen = rollout.task_id, dict[int, bool]()  # a call, and whether only its copy was seen
+        if rollout.task_id != self._task:
+            self._task, self._seen, self._said_before = rollout.task_id, {}, set()
         for turn in episode.turns:
             problem = turn.problem(rollout, turn is episode.turns[-1])
             if problem is None and not turn.model:
@@ -360,14 +316,14 @@ class _Export:
         self.rollouts += 1
         self.overlap.see(rollout.task_id, rollout.inputs)
         if rollout.data_subject:
-            self.people.add(person_digest(rollout.data_subject))
+            self.people.add(subject_digest(rollout.data_subject))
         models = {
             f"{turn.model}@{turn.weights[:12] or '?'}" + "".join(f"+{a[:12]}" for a in orjson.loads(turn.adapters_json)) for turn in episode.turns
         }
         self.said["models"].update(models)
         self.said["programs"][f"{rollout.program}@{rollout.program_version}"] += 1
         self.said["rubrics"][rollout.rubric or "none"] += 1
-        self.said["consent"][rollout.consent or "not asked"] += 1
+        self.said["consent"]["given" if rollout.consent else "not asked"] += 1
         self.said["runs"][rollout.run_id or "none"] += 1
 
     # -- telling
@@ -386,16 +342,15 @@ class _Export:
             "gates": self.gates.to_list(), "passed": self.gates.passed, "gated": not config.allow_ungated or self.gates.passed,
             "transitions": self.gates.transitions, "rollouts": self.rollouts, "groups": self.groups,
             "groups_without_spread": self.flat_groups, "problems": dict(self.gates.problems), "left_out": dict(self.left),
-            "task_types": dict(self.written), "sealed_tasks": len(self.sealed), "overlap": self.overlap.to_dict(),
-            "balance": {**asdict(config.balance), "before": _table(self.sampler.before), "after": _table(self.sampler.after)},
+            "task_types": self.hider.names(self.written), "sealed_tasks": len(self.sealed), "overlap": self.hider.plain(self.overlap.to_dict()),
+            "balance": {**asdict(config.balance), "before": self._table(self.sampler.before), "after": self._table(self.sampler.after)},
             "privacy": self.hider.to_dict(), "licence": config.licence,
-            "tenants": list(config.selection.tenants), **{name: dict(counts) for name, counts in self.said.items()},
+            "tenants": list(config.selection.tenants), **{name: self.hider.names(counts) for name, counts in self.said.items()},
         }  # fmt: skip
+
+    def _table(self, counts: Mapping[tuple[str, ...], int]) -> dict[str, int]:
+        return self.hider.names({" / ".join(cell): count for cell, count in sorted(counts.items())})
 
     def save_table(self, folder: Path) -> None:
         """What reverses the surrogates, encrypted; only where a key kept apart was named."""
         self.hider.save_table(folder / "surrogates.enc")
-
-
-def _table(counts: Mapping[tuple[str, ...], int]) -> dict[str, int]:
-    return {" / ".join(cell): count for cell, count in sorted(counts.items())}

@@ -77,10 +77,16 @@ def sft_rows(episode: Episode, turns: Sequence[Turn], *, whole: bool) -> Iterato
         return
     said = [(turn, turn.messages) for turn in turns]
     for at, (turn, messages) in enumerate(said):
-        if any(later[: len(messages)] == messages and len(later) > len(messages) for _, later in said[at + 1 :]):
+        if any(_goes_on(later, [*messages, turn.answer]) for _, later in said[at + 1 :]):
             continue
         whole_row = {"messages": [_trained(m) for m in [*messages, turn.answer]], "tools": _tools_json(turn), "quality": quality}
         yield {**whole_row, **_where(episode, turn)}
+
+
+def _goes_on(later: Sequence[Mapping[str, Any]], said: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a conversation begins with all of another; an assistant's empty content may stand as null."""
+    plain = [{key: value for key, value in m.items() if value not in (None, "")} for m in later[: len(said)]]
+    return len(later) > len(said) and plain == [{key: value for key, value in m.items() if value not in (None, "")} for m in said]
 
 
 def grpo_rows(group: Sequence[Episode], *, call: str = "last") -> Iterator[Row]:
@@ -99,7 +105,9 @@ def grpo_rows(group: Sequence[Episode], *, call: str = "last") -> Iterator[Row]:
             if key in seen or not prompt:
                 continue
             seen.add(key)
-            yield {**rollout.inputs, **rollout.expected, "prompt": [_trained(m) for m in prompt], "task_type": rollout.task_type}
+            columns = {**rollout.inputs, **rollout.expected}
+            columns = {f"{name}_" if name in ("prompt", "task_type") else name: value for name, value in columns.items()}
+            yield {**columns, "prompt": [_trained(m) for m in prompt], "task_type": rollout.task_type}
 
 
 def preference_rows(group: Sequence[tuple[Episode, Turn, float]], *, margin: float, unpaired: bool = False, good: float = 0.8) -> Iterator[Row]:

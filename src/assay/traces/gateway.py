@@ -6,20 +6,19 @@ kept. Every call that went to a model is counted beside what was stored: what co
 
 import asyncio
 import hmac
-import json
 import logging
-import re
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
-import orjson
 from aiohttp import web
 
 from assay.errors import AssayError, ConfigError, StoreError
-from assay.traces.dialects import DIALECTS, Answer, answer_of, chat_messages, read_events
+from assay.traces.dialects import DIALECTS, Answer, answer_of, chat_messages
 from assay.traces.live import Live, LiveRollouts, rollout_id_of
+from assay.traces.passing import Passed, is_constrained, json_body, pass_on, storable
 from assay.traces.records import Transition
 from assay.traces.store import Store
 from assay.traces.upstreams import HttpUpstream, LitellmUpstream, upstream_of
@@ -28,8 +27,6 @@ __all__ = ["Gateway"]
 
 _LOG = logging.getLogger("assay.gateway")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
-_KEPT = 64 << 20  # bytes of one streamed answer that are kept
-_LAST = re.compile(rb"\n(?:data: ?\[DONE\]|event: ?(?:message_stop|response\.(?:completed|incomplete|failed)))")  # a stream's last event
 _LEFT = "the client went away before the answer was complete"
 Upstream = HttpUpstream | LitellmUpstream
 
@@ -105,6 +102,8 @@ class Gateway:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
         """The key, and errors in the shape that clients read."""
+        if (origin := request.headers.get("Origin")) and urlsplit(origin).hostname not in _LOOPBACK and self.key is None:
+            return _error(403, f"a page of {origin!r} may not use this gateway")  # a browser sends what any page tells it to
         if request.path != "/health" and not self._allowed(request):
             return _error(401, "wrong or missing key: send the gateway's key as a bearer token or x-api-key")
         try:
@@ -117,12 +116,17 @@ class Gateway:
             return _error(500, str(error))
         except web.HTTPRequestEntityTooLarge:
             return _error(413, f"the body is larger than {self.max_body >> 20} MB; --max-body-mb raises it")
+        except (ConnectionError, asyncio.CancelledError):
+            raise
         except web.HTTPException as error:
             if error.status == 404 and request.path.startswith(("/v1/", "/r/")):
                 name = request.path if len(self.past) < 100 else "other"
                 self.past[name] = self.past.get(name, 0) + 1
                 return _error(404, f"{request.path} is not spoken here: there are {', '.join(DIALECTS.values())}")
             return _error(error.status, error.reason)
+        except Exception as error:
+            _LOG.error("%s %s: %s: %s", request.method, request.path, type(error).__name__, error)
+            return _error(500, f"{type(error).__name__}: {str(error)[:300]}")
 
     def _allowed(self, request: web.Request) -> bool:
         if self.key is None:
@@ -139,16 +143,16 @@ class Gateway:
 
     async def _call(self, dialect: str, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
-        body = _body(raw)
+        body = json_body(raw)
         messages = chat_messages({"dialect": dialect, "body": body})
         live = await self._rollout_of(dialect, request, body, messages)
         turn = self.rollouts.asked(live, messages)
         transition = Transition(
             t=turn, model=live.upstream.name, weights=live.upstream.weights, adapters=tuple(live.upstream.adapters),
-            request={"dialect": dialect, "body": body}, started_at=time.time(), constrained=_constrained(body),
+            request={"dialect": dialect, "body": storable(body)}, started_at=time.time(), constrained=is_constrained(body),
         )  # fmt: skip
         self.asked += 1
-        passed, clock = _Passed(), time.perf_counter()
+        passed, clock = Passed(), time.perf_counter()
 
         def keep() -> None:
             if not passed.kept:
@@ -158,7 +162,7 @@ class Gateway:
         try:
             headers = {k: v for k, v in request.headers.items() if self.key is None or k.lower() not in ("authorization", "x-api-key")}
             async with live.upstream.ask(dialect, body, raw, headers, request.rel_url.raw_query_string) as reply:
-                return await _pass_on(request, reply, passed, live.rollout.id, keep)
+                return await pass_on(request, reply, passed, live.rollout.id, keep)
         except AssayError as error:  # a package that is missing: the caller is told which
             passed.error = str(error)
             raise
@@ -177,7 +181,7 @@ class Gateway:
             raise ConnectionResetError(str(error)) from error
         finally:
             keep()
-            if request.headers.get("x-assay-end"):
+            if request.headers.get("x-assay-end", "0").lower() not in ("", "0", "false", "no"):
                 with suppress(StoreError):
                     self.rollouts.close(live.rollout.id)
 
@@ -199,7 +203,7 @@ class Gateway:
             self.store.put_rollout(live.rollout)
         return live
 
-    def _keep(self, live: Live, transition: Transition, messages: list[dict[str, Any]], dialect: str, passed: "_Passed") -> None:
+    def _keep(self, live: Live, transition: Transition, messages: list[dict[str, Any]], dialect: str, passed: "Passed") -> None:
         """A call that has ended becomes a transition. What cannot be read of it is kept as text with an error, never dropped."""
         answer: Answer | None = None
         response_id = None
@@ -236,11 +240,12 @@ class Gateway:
     # -- rollouts over HTTP
 
     async def _open(self, request: web.Request) -> web.Response:
-        told = _body(await request.read() or b"{}")
+        told = json_body(await request.read() or b"{}")
         name = told.pop("id", None)
         if name is not None and (not isinstance(name, str) or not 0 < len(name) <= 200 or "/" in name):
             raise ConfigError("id must be a text of at most 200 characters without a slash")
-        live = self.rollouts.begin(self.upstream, name, told)
+        known = None if name is None else await asyncio.to_thread(self.rollouts.stored, name)
+        live = self.rollouts.begin(self.upstream, name, told, known=known)
         rollout_id = live.rollout.id
         base = f"{request.scheme}://{request.host}/r/{rollout_id}"
         api_key = f"{self.key}.{rollout_id}" if self.key else f"rollout-{rollout_id}"
@@ -253,26 +258,26 @@ class Gateway:
         return web.json_response(told)
 
     async def _reward(self, request: web.Request) -> web.Response:
-        told = _body(await request.read())
+        told = json_body(await request.read())
         value = told.get("reward", told.get("value"))
         await asyncio.to_thread(self.store.flush)
         found = self.rollouts.reward(self._id(request), value, t=told.get("t"), criterion=str(told.get("name", "posted")))
         return web.json_response({"id": found.id})
 
     async def _close(self, request: web.Request) -> web.Response:
-        told = _body(await request.read() or b"{}")
+        told = json_body(await request.read() or b"{}")
         if told.get("reward") is not None:
             await asyncio.to_thread(self.store.flush)
             self.rollouts.reward(self._id(request), told["reward"])
         found = self.rollouts.close(
-            self._id(request), status=str(told.get("status", "done")), prediction=told.get("prediction"), error=told.get("error")
+            self._id(request), status=str(told.get("status", "done")), prediction=told.get("prediction"), error=_text_or_none(told.get("error"))
         )
         return web.json_response({"id": found.id, "status": found.status})
 
     async def _feedback(self, request: web.Request) -> web.Response:
-        told = _body(await request.read())
+        told = json_body(await request.read())
         rating = told.get("rating")
-        if isinstance(rating, bool) or not isinstance(rating, int | float):
+        if isinstance(rating, bool) or not isinstance(rating, int | float) or not 0 <= rating <= 1:
             raise ConfigError(f"rating={rating!r} must be a number between 0 and 1")
         rollout_id = rollout_id_of(str(told.get("rollout", "")))
         await asyncio.to_thread(self.store.rate, rollout_id, float(rating))
@@ -286,11 +291,11 @@ class Gateway:
     # -- the rest
 
     async def _serve_model(self, request: web.Request) -> web.Response:
-        told = _body(await request.read())
+        told = json_body(await request.read())
         name = told.get("model")
         if not isinstance(name, str) or not name:
             raise ConfigError('name the model: {"model": "embedded/smollm2-135m"}')
-        upstream = await asyncio.to_thread(upstream_of, name, base=told.get("upstream"))
+        upstream = await asyncio.to_thread(upstream_of, name)  # by name alone: a server's address would be anybody's to choose
         self.serve_model(upstream)
         return web.json_response({"model": upstream.name, "weights": upstream.weights, "adapters": list(upstream.adapters)})
 
@@ -300,7 +305,10 @@ class Gateway:
         self._upstreams.append(upstream)
 
     async def _models(self, request: web.Request) -> web.Response:
-        status, data, kind = await self.upstream.get("/v1/models", request.headers)
+        try:
+            status, data, kind = await self.upstream.get("/v1/models", request.headers)
+        except (OSError, TimeoutError) as error:
+            return _error(502, f"the upstream does not answer: {type(error).__name__}")
         return web.Response(status=status, body=data, headers={"Content-Type": kind})
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -326,93 +334,10 @@ class Gateway:
         return max(0, self.asked - in_flight - self.stored) + self.store.dropped
 
 
-class _Passed:
-    """What went by of one answer."""
-
-    def __init__(self) -> None:
-        self.parts: list[bytes] = []
-        self.size = self.status = 0
-        self.streamed = self.kept = self._ending = False
-        self._tail = b"\n"
-        self.error: str | None = None
-        self.response: web.StreamResponse | None = None
-
-    def see(self, chunk: bytes) -> bool:
-        """Notes a part of the answer; whether a stream's last event has come."""
-        self.size += len(chunk)
-        if self.size <= _KEPT:
-            self.parts.append(chunk)
-        found = self._tail + chunk
-        self._ending = self._ending or _LAST.search(found) is not None
-        self._tail = found[-40:]
-        return self._ending and found.endswith((b"\n\n", b"\r\n\r\n"))
-
-    @property
-    def text(self) -> str:
-        return b"".join(self.parts).decode("utf-8", "replace")
-
-    def read(self, dialect: str) -> tuple[dict[str, Any] | None, bool]:
-        """The answer as one body, and whether it came to its end."""
-        if self.status >= 400 or not self.parts:
-            return None, self.status >= 400
-        if not self.streamed:
-            found = _json(b"".join(self.parts))
-            return (found, True) if isinstance(found, dict) else (None, False)
-        events = []
-        for line in b"".join(self.parts).replace(b"\r\n", b"\n").split(b"\n"):
-            if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
-                with suppress(ValueError):
-                    event = _json(data)
-                    events += [event] if isinstance(event, dict) else []
-        broken = next((event["error"] for event in events if event.get("error")), None)
-        if broken is not None:
-            self.error = self.error or f"the upstream: {json.dumps(broken)[:500]}"
-        body, complete = read_events(dialect, events)
-        return body, complete and self.size <= _KEPT
-
-
-async def _pass_on(request: web.Request, reply: Any, passed: _Passed, rollout_id: str, keep: Callable[[], None]) -> web.StreamResponse:
-    """Passes an answer on; a stream is kept before its last event goes out, as the client's next call may come at once."""
-    passed.status = reply.status
-    headers = {**reply.headers, "x-assay-rollout": rollout_id}
-    passed.streamed = "event-stream" in {k.lower(): v for k, v in headers.items()}.get("content-type", "")
-    if not passed.streamed:
-        async for chunk in reply.chunks:
-            passed.see(chunk)
-        whole = web.Response(status=reply.status, body=b"".join(passed.parts), headers=headers)
-        passed.response = whole
-        return whole
-    response = passed.response = web.StreamResponse(status=reply.status, headers={**headers, "Cache-Control": "no-cache"})
-    await response.prepare(request)
-    async for chunk in reply.chunks:
-        if passed.see(chunk):
-            keep()
-        await response.write(chunk)
-    await response.write_eof()
-    return response
-
-
-def _json(raw: bytes) -> Any:
-    try:
-        return orjson.loads(raw)
-    except orjson.JSONDecodeError:  # lone surrogates, NaN: as Python reads them
-        return json.loads(raw.decode("utf-8", "surrogatepass"))
-
-
-def _body(raw: bytes) -> dict[str, Any]:
-    try:
-        found = _json(raw)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"the body is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ConfigError("the body must be a JSON object")
-    return found
-
-
-def _constrained(body: dict[str, Any]) -> bool:
-    asked = [body.get("response_format"), body.get("output_format")]
-    asked += [told.get("format") for name in ("text", "output_config") if isinstance(told := body.get(name), dict)]
-    return "grammar" in body or any(isinstance(found, dict) and found.get("type") not in (None, "text") for found in asked)
+def _text_or_none(value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise ConfigError(f"error={value!r} must be a text")
+    return value
 
 
 def _sent_key(request: web.Request) -> str:

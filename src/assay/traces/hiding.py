@@ -1,7 +1,8 @@
 """Personal data out of rows: the anonymizer, what a task knows of itself, and a second reading of what was written."""
 
 import hashlib
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,8 @@ __all__ = ["Hider"]
 _CHECKED = 1000  # rows that are all read a second time; of the others one in a hundred
 _KEPT = frozenset(  # columns that nobody's words stand in
     (
-        "rollout", "group", "task", "task_type", "t", "model", "weights", "adapters", "program", "program_version", "status", "token_ids", "logprobs",
-        "step_rewards", "reward", "return", "advantage", "weight", "score", "human_rating", "prompt_tokens", "completion_tokens", "constrained",
-        "cached", "quality", "label", "margin",
+        "rollout", "t", "model", "weights", "adapters", "program_version", "status", "token_ids", "logprobs", "reward", "return", "advantage",
+        "score", "human_rating", "prompt_tokens", "completion_tokens", "constrained", "cached", "weight", "quality", "label", "margin",
     )
 )  # fmt: skip
 
@@ -30,42 +30,61 @@ class Hider:
     """
 
     def __init__(self, engine: str, key: Path | None) -> None:
-        self.key_path, self.rows, self.checked, self.residual = key, 0, 0, 0
+        self.key_path, self.rows, self.checked, self.residual, self.untokened = key, 0, 0, 0, 0
         self.anonymizer = None if engine == "off" else Anonymizer(_secret(key), engine=engine)
 
     @property
     def verified(self) -> bool:
         return self.anonymizer is not None and self.checked > 0 and not self.residual
 
-    def row(self, row: dict[str, Any], rollout: Rollout) -> dict[str, Any]:
-        """The row with surrogates. Ids, hashes and names of models and programs stay."""
+    def known(self, rollouts: Sequence[Rollout]) -> tuple[Known, ...]:
+        """What the tasks of a group say of themselves: a row may draw on any of its rollouts."""
+        return tuple(dict.fromkeys(entity for rollout in rollouts for entity in _known(rollout)))
+
+    def row(self, row: dict[str, Any], known: tuple[Known, ...]) -> dict[str, Any]:
+        """The row with surrogates, names of tasks and groups included. Token ids spell the text that was hidden, so where an
+        output changed they go, and their log-probabilities with them."""
         if self.anonymizer is None:
             return row
         self.rows += 1
-        known = _known(rollout)
-        hidden = {name: value if name in _KEPT else self._value(value, known) for name, value in row.items()}
+        told = {name: value for name, value in row.items() if name not in _KEPT}
+        hidden = self._values(told, known)
+        changed = {**row, **hidden}
+        if hidden.get("output") != row.get("output") and type(row.get("token_ids")) is JsonText and row["token_ids"].text != "null":
+            changed["token_ids"] = changed["logprobs"] = JsonText("null")
+            self.untokened += 1
+        self._check(hidden, known)
+        return changed
+
+    def _check(self, hidden: dict[str, Any], known: tuple[Known, ...]) -> None:
+        """Reads again what is to be written: what is known must be gone from every row, in whatever form it was found."""
+        assert self.anonymizer is not None
+        found = False
+        if known:
+            text = " ".join(value.text if type(value) is JsonText else str(value) for value in hidden.values()).casefold()
+            found = any(len(entity.value) > 2 and re.search(rf"(?<!\w){re.escape(entity.value.casefold())}(?!\w)", text) for entity in known)
         if self.rows <= _CHECKED or self.rows % 100 == 0:
             self.checked += 1
-            self.residual += any(self._value(value, known, counted=False) != value for name, value in hidden.items() if name not in _KEPT)
-        return hidden
-
-    def _value(self, value: Any, known: tuple[Known, ...], *, counted: bool = True) -> Any:
-        assert self.anonymizer is not None
-        if value is None or isinstance(value, bool | int | float):
-            return value
-        counts = None if counted else self.anonymizer.counts.copy()
-        hidden = self._json(value, known) if type(value) is JsonText else self.anonymizer.value(value, known)
-        if counts is not None:
+            counts = self.anonymizer.counts.copy()
+            found = found or self._values(hidden, known) != hidden
             self.anonymizer.counts = counts
-        return hidden
+        self.residual += found
 
-    def _json(self, value: JsonText, known: tuple[Known, ...]) -> JsonText:
+    def _values(self, told: dict[str, Any], known: tuple[Known, ...]) -> dict[str, Any]:
+        """Columns with their names as labels; those that are JSON stay JSON."""
         assert self.anonymizer is not None
-        if value.text in ("[]", "{}", "null"):
-            return value
-        data = orjson.loads(value.text)
-        hidden = self.anonymizer.value(data, known)
-        return value if hidden == data else JsonText(orjson.dumps(hidden).decode())
+        read = {name: orjson.loads(value.text) if type(value) is JsonText else value for name, value in told.items() if not _empty(value)}
+        hidden = self.anonymizer.value(read, known)
+        kept = {name: value for name, value in told.items() if _empty(value)}
+        return {**kept, **{name: _written(told[name], read[name], new) for name, new in zip(read, hidden.values(), strict=True)}}
+
+    def plain(self, value: Any) -> Any:
+        """Anything else that is written beside the rows."""
+        return value if self.anonymizer is None else self.anonymizer.value(value)
+
+    def names(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """Counts by name, for the manifest."""
+        return {str(self.plain(name)): count for name, count in counts.items()}
 
     def to_dict(self) -> dict[str, Any]:
         """For the manifest: which engine, what was found, whether names can be found at all, and what the second reading said."""
@@ -75,12 +94,23 @@ class Hider:
         return {
             "engine": self.anonymizer.engine_name, "finds_names": self.anonymizer.finds_names, "found": dict(self.anonymizer.counts),
             "verified": self.verified, "checked_rows": self.checked, "residual": self.residual, "reversible": self.key_path is not None,
+            "rows_without_token_ids": self.untokened,
             **({"note": note} if note else {}),
         }  # fmt: skip
 
     def save_table(self, path: Path) -> None:
         if self.anonymizer is not None and self.key_path is not None:
             self.anonymizer.save_table(path, self.key_path)
+
+
+def _empty(value: Any) -> bool:
+    return value is None or (type(value) is JsonText and value.text in ("[]", "{}", "null"))
+
+
+def _written(value: Any, read: Any, new: Any) -> Any:
+    if type(value) is not JsonText:
+        return new
+    return value if new == read else JsonText(orjson.dumps(new).decode())
 
 
 def _secret(path: Path | None) -> bytes | None:

@@ -6,12 +6,12 @@ that begin with the same messages are of one task and one group. Does not talk H
 
 import hashlib
 import json
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from assay.datasets import SPLITS
 from assay.errors import ConfigError, StoreError
 from assay.traces.dialects import Answer, Message, insisted_tool, tool_results
 from assay.traces.records import Rollout, Transition, new_id
@@ -19,6 +19,7 @@ from assay.traces.store import Store
 
 __all__ = ["Live", "LiveRollouts", "rollout_id_of"]
 
+_LARGEST = 1e6  # of a step reward
 _NEVER_CLOSED = "the rollout was never closed"
 _FIELDS = ("task_id", "task_type", "group_id", "split", "program", "program_version", "inputs", "expected", "metadata", "parameters", "tenant",
            "data_subject", "consent")  # fmt: skip
@@ -44,6 +45,8 @@ class Live:
     turns: int = 0
     in_flight: int = 0
     touched: float = field(default_factory=time.monotonic)
+    broken: bool = False  # its last call failed
+    ended_as: str | None = None  # how it had ended before a late call opened it again
     waiting: dict[str, tuple[Transition, int]] = field(default_factory=dict)  # tool calls without a result, by id
     keys: set[bytes] = field(default_factory=set)  # conversations it could go on from
     latest: bytes = b""  # the one it was left at
@@ -67,13 +70,17 @@ class LiveRollouts:
 
     # -- opening
 
-    def begin(self, upstream: Any, name: str | None = None, told: Mapping[str, Any] | None = None, *, explicit: bool = True) -> Live:
+    def begin(
+        self, upstream: Any, name: str | None = None, told: Mapping[str, Any] | None = None, *, explicit: bool = True, known: Rollout | None = None
+    ) -> Live:  # fmt: skip
         """Opens a rollout.
 
         Raises:
             ConfigError: an unknown field, or one of the wrong kind.
         """
         fields = _checked(told or {})
+        if name and (rollout_id_of(name) in self.open or (known is not None and known.id == rollout_id_of(name))):
+            raise ConfigError(f"rollout {name!r} is there already: name a new one, or go on with it by its name")
         rollout = Rollout(id=rollout_id_of(name) if name else new_id(), run_id=self.run_id, source="gateway", phase="serve", **fields)
         rollout.model, rollout.adapters = upstream.name, tuple(upstream.adapters)
         if name and rollout.id != name:
@@ -100,6 +107,7 @@ class LiveRollouts:
         if rollout is None:
             return self.begin(upstream, name)
         live = self.open[rollout.id] = Live(rollout, upstream, True, turns=len(rollout.transitions))
+        live.ended_as = rollout.status if rollout.status in ("done", "failed") else None
         rollout.transitions, rollout.status, rollout.ended_at = [], "running", None
         return live
 
@@ -146,6 +154,7 @@ class LiveRollouts:
     ) -> None:
         """Keeps a call that has ended, however it ended. `again`: it failed in a way that clients try again by themselves."""
         live.in_flight -= 1
+        live.broken = transition.error is not None
         live.touched = time.monotonic()
         if answer is not None:
             transition.tools = answer.tool_calls()
@@ -183,8 +192,8 @@ class LiveRollouts:
             ConfigError: no finite number, out of range, or no such turn.
             StoreError: there is no such rollout.
         """
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ConfigError(f"reward={value!r} must be a finite number; where nothing is known, post none")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
+            raise ConfigError(f"reward={value!r} must be a finite number of at most {_LARGEST:g}; where nothing is known, post none")
         live = self.open.get(rollout_id_of(name))
         if t is None and not 0 <= value <= 1:
             raise ConfigError(
@@ -248,9 +257,13 @@ class LiveRollouts:
         late = time.monotonic() - self.idle_s
         found = [live for live in self.open.values() if all_of_them or (not live.in_flight and live.touched < late)]
         for live in found:
-            if live.explicit:
+            if live.ended_as is not None:
+                self.close(live.rollout.id, status=live.ended_as)
+            elif live.explicit:
                 self.unclosed += 1
                 self.close(live.rollout.id, status="error", error=_NEVER_CLOSED)
+            elif live.broken:
+                self.close(live.rollout.id, status="error", error="its last call failed")
             else:
                 self.close(live.rollout.id)
         return len(found)
@@ -272,6 +285,8 @@ def _checked(told: Mapping[str, Any]) -> dict[str, Any]:
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{name}={value!r} must be an object")
             found[key] = dict(value)
+        elif key == "split" and value not in ("", *SPLITS):
+            raise ConfigError(f"split={value!r} must be one of {', '.join(SPLITS)}, or none")
         elif not isinstance(value, str) or len(value) > _SHORT.get(key, 1000):
             raise ConfigError(f"{name} must be a text of at most {_SHORT.get(key, 1000)} characters")
         else:

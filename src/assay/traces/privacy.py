@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import ConfigError, DataError, MissingExtra
-from assay.traces.privacy_patterns import FINDERS, LABEL, Found, named_secret, normal, small
+from assay.traces.privacy_patterns import BLANK, FINDERS, LABEL, Found, named_secret, normal, small
 
 __all__ = ["TYPES", "Anonymizer", "Found", "Known", "key_of", "restore"]
 
@@ -41,6 +41,7 @@ _SHAPE_IN = re.compile(  # the same, each alternative beginning with a letter: s
     r"|1[1-8]\d\d-\d\d-\d\d(?!\d)|2[45]\d(?:\.\d{1,3}){3}|2001:db8(?::[0-9a-f]{1,4}){6}|02:00:5e(?::[0-9a-f]{2}){3}"
 )
 _ROUNDS = 4  # a replacement may show what was hidden before; a name model reads the text anew
+_PART = 1500  # characters at least
 _CACHE = 20_000_000  # characters
 _TABLE_VERSION = 1
 
@@ -140,6 +141,9 @@ class Anonymizer:
     def _text(self, text: str, known: tuple[Known, ...], *, names: bool) -> str:
         if len(text) < 3:
             return text
+        if len(text) > 2 * _PART and "PRIVATE KEY" not in text and len(parts := list(_parts(text))) > 1:
+            whole = "".join([self._text(part, known, names=names) for part in parts])
+            return text if whole == text else whole
         with self._lock:
             entry = self._cache.get((text, known, names))
             if entry is None:
@@ -265,6 +269,15 @@ class Anonymizer:
         return dict(content["surrogates"])
 
 
+def _parts(text: str) -> Iterator[str]:
+    """A long text in parts that end in empty lines: a prompt that grows has been read but for its end."""
+    at = 0
+    while (end := text.find("\n\n", at + _PART)) >= 0:
+        yield text[at : end + 2]
+        at = end + 2
+    yield text[at:]
+
+
 def _surrogate(kind: str, value: str, digest: bytes, turn: int) -> str:
     """A value's surrogate: of its type's shape, and nobody's."""
     n = int.from_bytes(digest[:16])
@@ -354,7 +367,7 @@ def _matcher(known: tuple[Known, ...]) -> tuple[tuple[str, ...], re.Pattern[str]
     if not types:
         return (), None, {}
     whole, part = ("|".join(map(_spelled, sorted(values, key=len, reverse=True))) for values in (types, parts))
-    either = whole + (rf"|(?:{part})(?:\s+(?:(?:van|von|de|der|den|del|dos|da|la)\s+){{0,2}}(?:{part})(?!\w))*" if parts else "")
+    either = whole + (rf"|(?:{part})(?:{BLANK}+(?:(?:van|von|de|der|den|del|dos|da|la){BLANK}+){{0,2}}(?:{part})(?!\w))*" if parts else "")
     pattern = re.compile(rf"(?:(?<!\w)|(?<=\\[nrt]))(?:{either})(?!\w)", re.IGNORECASE)
     ascii_words = {max(re.findall(r"[\x21-\x7e]+", value) or [""], key=len) for value in {*types, *parts}}
     return tuple(ascii_words), pattern, types
@@ -363,7 +376,7 @@ def _matcher(known: tuple[Known, ...]) -> tuple[tuple[str, ...], re.Pattern[str]
 def _spelled(value: str) -> str:
     """A value's pattern: any white space between its words, and letters beyond ASCII as JSON writes them too."""
     plain = "".join(re.escape(c) if c.isascii() else "(?:" + "|".join({c, *_escapes(c), *_escapes(c.upper())}) + ")" for c in value)
-    return plain.replace(r"\ ", r"\s+")
+    return plain.replace(r"\ ", f"{BLANK}+")
 
 
 def _escapes(letter: str) -> list[str]:
@@ -380,7 +393,8 @@ def _known_in(text: str, lower: str, known: tuple[Known, ...]) -> Iterator[Found
         for m in pattern.finditer(text):
             value = _plain(m[0])
             kind = types.get(" ".join(value.lower().split()), "person")
-            yield Found(kind, *m.span(), "known" if kind == "secret" else normal(kind, value))
+            if kind != "person" or value not in _COMMON:  # a known Will does not make a name of every will
+                yield Found(kind, *m.span(), "known" if kind == "secret" else normal(kind, value))
 
 
 def _engine(engine: str) -> tuple[Callable[[str], list[Found]] | None, str]:

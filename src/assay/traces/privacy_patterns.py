@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-__all__ = ["FINDERS", "LABEL", "Found", "named_secret", "normal", "small"]
+__all__ = ["BLANK", "FINDERS", "LABEL", "Found", "named_secret", "normal", "small"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +53,7 @@ def small(text: str) -> str:
     return lower if len(lower) == len(text) else "".join(c.lower() if len(c.lower()) == 1 else c for c in text)
 
 
+BLANK = r"(?:[^\S\n]|\n(?!\n))"  # white space, but no empty line: what one parts is never one find, so that texts can be read in parts
 _FREE = r"(?<!(?<!\\)\w)"  # no letter or digit before, but for the n of a \n: texts hold JSON
 
 # -- secrets
@@ -76,12 +77,12 @@ _PEM = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _PEM_END = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 _PEM_BODY = re.compile(r"(?:[A-Za-z0-9+/=\s:,-]|\\+[nr])*")
 _LOGIN = re.compile(r"://([^\s/@:\"'<>\\]{0,100}:[^\s/\"'<>\\]{1,200}|[\w-]{20,200})@")
-_HEADER = re.compile(r"(?:bearer|basic)\s{1,3}(?=[\w.~+/=-]{0,200}\d)([\w.~+/=-]{16,})", re.I | re.A)
+_HEADER = re.compile(r"(?:bearer|basic)[ \t]{1,3}(?=[\w.~+/=-]{0,200}\d)([\w.~+/=-]{16,})", re.I | re.A)
 _FLAG = re.compile(r"""(?<!\w)(?:(?:-u|--user)[ =]["']?[\w.@-]{1,60}:([^\s"']{1,200})|-p(?:"([^"\n]{1,100})"|'([^'\n]{1,100})'))""", re.A)
 _NAMED = re.compile(
-    r"""(?P<name>pass(?:word|wd|phrase|code)?|pwd|secret|credential|token|key)(?P<rest>[\w-]{0,20})(?:\\{0,4}["'])?
-        (?P<gap>\s{0,3}(?:=>|:=|=|:|\ is(?=\s))\s{0,3})
-        (?:(?P<quote>\\{0,4}["'`])(?P<quoted>[^\n]{1,300}?)(?P=quote)|(?P<bare>[^\s"'`<>\\]{3,300}))""",
+    rf"""(?P<name>pass(?:word|wd|phrase|code)?|pwd|secret|credential|token|key)(?P<rest>[\w-]{{0,20}})(?:\\{{0,4}}["'])?
+        (?P<gap>{BLANK}{{0,3}}(?:=>|:=|=|:|\ is(?=\s)){BLANK}{{0,3}})
+        (?:(?P<quote>\\{{0,4}}["'`])(?P<quoted>[^\n]{{1,300}}?)(?P=quote)|(?P<bare>[^\s"'`<>\\]{{3,300}}))""",
     re.I | re.X,
 )
 _PASSWORD = re.compile(r"pass(?:word|wd|phrase|code)|(?<![a-z])pass(?![a-z])|pwd|secret(?!ar)|credential")
@@ -216,7 +217,7 @@ _PHONES = re.compile(
 )
 _PHONE_LIKE = re.compile(r"[(0](?<!\d0)[1-9]|00[1-9]|[2-9]\d\d[.-][2-9]\d\d[.-]\d{4}", re.A)
 _EXTENSION = re.compile(r" ?(?:x|ext\.?|extension) ?\d{1,6}(?!\w)", re.I | re.A)
-_FILLER = r"""(?:[\s"'\\:=.(#\[-]|(?<=\\)[nrt]|\b(?:is|at|on|from|to|via|by)\b){0,12}"""
+_FILLER = rf"""(?:{BLANK}|["'\\:=.(#\[-]|(?<=\\)[nrt]|\b(?:is|at|on|from|to|via|by)\b){{0,12}}"""
 _LABELLED = re.compile(
     rf"""(?: (?: phone|{_FREE}tel(?:e(?:phone|fon[eo]?))?|tél[ée](?:ph|f)one?|mobil\w?|móvil|{_FREE}(?:cell|fax|sms)|whatsapp|handy
         |contact[ _]?(?=num)|{_FREE}(?:call|ring|text|reach|dial)\ (?:me|us|him|her|them)|{_FREE}my\ number)s?[ _-]?(?:num(?:ber)?|nr|no)?
@@ -227,8 +228,8 @@ _LABELLED = re.compile(
     |{_FREE}mac(?:[ _]?addr(?:ess)?)?{_FILLER}(?P<mac>(?=[0-9a-f]{{0,11}}[a-f])[0-9a-f]{{12}}(?!\w)) )(?!\d)""",
     re.I | re.X | re.A,
 )
-_RECKONED_BEFORE = re.compile(r"(?:[\d)\]]\s*[-+=]|[*^%×÷]|(?<!\w)\w\s=)\s*$|(?<![:/])/\s*$")
-_RECKONED_AFTER = re.compile(r"\s{0,3}\)?\s{0,3}(?:[*^%×÷=]|[-+/]\s{0,3}\(?\d{1,6}(?!\d|[-. ]\d{3}))")
+_RECKONED_BEFORE = re.compile(r"(?:[\d)\]] *[-+=]|[*^%×÷]|(?<!\w)\w =) *$|(?<![:/])/ *$")
+_RECKONED_AFTER = re.compile(r" {0,3}\)? {0,3}(?:[*^%×÷=]|[-+/] {0,3}\(?\d{1,6}(?!\d|[-. ]\d{3}))")
 _ISSUERS = re.compile(  # ISO/IEC 7812 ranges of the large networks, with their lengths
     r"4(?:.{12}|.{15}|.{18})|(?:5[1-5]|222[1-9]|22[3-9].|2[3-6]..|27[01].|2720).*(?<=^.{16})|3[47].{13}|(?:6011|65|64[4-9]).*(?<=^.{16})"
     r"|3(?:0[0-5]|[68]).*(?<=^.{14})|35(?:2[89]|[3-8].).{12}|(?:2131|1800).{11}|62.{14,17}|(?:5018|5020|5038|5893|6304|6759|676[1-3]).{8,15}"
@@ -278,7 +279,7 @@ def _is_phone(text: str, m: re.Match[str]) -> bool:
     groups = re.findall(r"\d+", m[0], re.A)
     if kind == "international":
         before = text[max(0, m.start() - 3) : m.start()]
-        summand = re.search(r"\d\)?$", before) or (before.rstrip()[-1:].isdigit() and len(groups) < 3)
+        summand = re.search(r"\d\)?$", before) or (before.rstrip(" ")[-1:].isdigit() and len(groups) < 3)
         decimal = "." in m[0] and len(groups) == 2 and len(groups[1]) < 7
         return bool(_CODES.match(digits)) and (digits[0] != "1" or len(digits) == 11) and not summand and not decimal and " - " not in m[0]
     if kind == "zeros":
@@ -315,8 +316,8 @@ _V4_GATE = re.compile(r"\.\d{1,3}\.\d{1,3}\.\d", re.A)
 _V6_GATE = re.compile(r":(?::|(?:[0-9A-Fa-f]{1,4}:){3})")
 _V6 = re.compile(r"[0-9a-f](?<!(?<!\\)[\w:.].)[0-9a-f]{0,3}(?::[0-9a-f]{0,4}){2,7}(?![\w:])", re.I | re.A)
 _V6_KINDS = re.compile(r"(?:[23][0-9a-f]{3}|f[cd][0-9a-f]{2}|fe80):|(?:[0-9a-f]{1,4}:){7}[0-9a-f]", re.I)  # others only in full: a::b is code
-_VERSION_BEFORE = re.compile(r"(?:\bv|version|ver\.?|release|build|section|chapter|figure|table|§|[A-Za-z]/|==|>=|<=|~=|[a-z]@)[\s:=]*v?$", re.I)
-_IP_BEFORE = re.compile(r"(?:\bip|addr|host|server|from|client|ping|://)\w*[\s:=\"'(]*$", re.I)
+_VERSION_BEFORE = re.compile(r"(?:\bv|version|ver\.?|release|build|section|chapter|figure|table|§|[A-Za-z]/|==|>=|<=|~=|[a-z]@)[ \t:=]*v?$", re.I)
+_IP_BEFORE = re.compile(r"(?:\bip|addr|host|server|from|client|ping|://)\w*[ \t:=\"'(]*$", re.I)
 _RESOLVERS = frozenset(["8.8.8.8", "8.8.4.4", "1.1.1.1", "1.0.0.1", "9.9.9.9", "4.4.4.4"])  # every text names them
 _RESERVED = ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "0.0.0.0/8", "240.0.0.0/4", "2001:db8::/32")
 _DOCUMENTATION = [ipaddress.ip_network(net) for net in _RESERVED]
@@ -376,7 +377,7 @@ _DATE = r"""\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/. ]\d{1,2}[-/. ]\d{2,4}
     |[^\W\d_]{3,10}\.?\ \d{1,2}(?:st|nd|rd|th)?,?\ \d{4}|[^\W\d_]{3,10}\ '\d\d|\d{8}|\d{6}"""
 _BORN = re.compile(
     rf"""(?:birth(?:[ _]?da(?:te|y)|(?<=of[ _]birth)|(?<=ofbirth))|{_FREE}(?:d\.?o\.?b\.?|born)|geburtsdatum|geboren|geb\.|née?\ le|nacimiento
-    |nascita)(?:[\s"'\\:=(.,]|\b(?:on|is|was|am|in)\b){{0,10}}(?<!\w)({_DATE})(?!\w)""",
+    |nascita)(?:{BLANK}|["'\\:=(.,]|\b(?:on|is|was|am|in)\b){{0,10}}(?<!\w)({_DATE})(?!\w)""",
     re.I | re.X,
 )
 _STREETS = r"""(?:Street|St|Avenue|Ave|Road|Rd|Boulevard|Blvd|Lane|Ln|Drive|Dr|Court|Ct|Square|Sq|Terrace|Parkway|Pkwy|Highway|Hwy|Circle|Crescent

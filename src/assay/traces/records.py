@@ -6,7 +6,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Rollout", "ToolCall", "Transition", "Verdict", "new_id", "person_digest"]
+__all__ = ["Rollout", "ToolCall", "Transition", "Verdict", "new_id", "person_digest", "subject_digest"]
 
 
 def new_id() -> str:
@@ -17,6 +17,11 @@ def new_id() -> str:
 def person_digest(name: str) -> str:
     """A short hash of a rater's or data subject's name, by which what was made from somebody's data is found."""
     return hashlib.sha256(name.encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def subject_digest(name: str) -> str:
+    """The same of a data subject's name or id, whatever its case and spaces."""
+    return person_digest(" ".join(name.casefold().split()))
 
 
 @dataclass(kw_only=True)

@@ -2,7 +2,7 @@
 
 from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, String, Table, Text
 
-__all__ = ["ADDED", "SCHEMA_VERSION", "labels", "made_from", "meta", "metadata", "rollouts", "runs", "transitions"]
+__all__ = ["ADDED", "SCHEMA_VERSION", "forgotten", "labels", "made_from", "meta", "metadata", "rollouts", "runs", "transitions"]
 
 SCHEMA_VERSION = 4
 # Columns of `rollouts` that older schemas lack, with what their rows then hold.
@@ -103,6 +103,9 @@ labels = Table(
     Column("rollout_id", String(32), nullable=False),
     Column("created_at", Float, nullable=False),
 )
+
+# Data subjects whose rollouts were deleted, as hashes: what comes of them later is never exported.
+forgotten = Table("forgotten", metadata, Column("person", String(16), primary_key=True), Column("at", Float, nullable=False))
 
 # Where each artifact and export lies that was made from people's data, and whose: as hashes of their names.
 made_from = Table(

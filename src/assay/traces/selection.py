@@ -8,6 +8,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -15,18 +16,18 @@ from typing import Any
 import orjson
 import sqlalchemy as sa
 
-from assay.datasets.tasks import content_hash
 from assay.traces import schema
 from assay.traces.dialects import answer_of, chat_messages
-from assay.traces.records import Rollout
+from assay.traces.records import Rollout, subject_digest
 from assay.traces.rows import rollout_of
 from assay.traces.store import Store
 
 __all__ = ["Episode", "Overlap", "Selection", "Turn", "count_turns", "left_out", "read_groups", "sealed_tasks"]
 
 _SEALED = ("gate", "test")
-_REFUSED = ("no", "none", "denied", "refused", "withdrawn", "revoked", "false", "0")  # words of consent that say no
+_GIVEN = ("given", "granted", "yes", "y", "true", "1", "agreed", "obtained", "explicit", "opt-in", "opted-in")  # words of consent; any other is none
 _SEALED_INPUTS = "whose inputs are those of a sealed task"
+_UNREADABLE = '"error":"the arguments are no JSON object"'
 _NGRAM = 8  # words
 
 
@@ -47,12 +48,26 @@ class Selection:
         r = schema.rollouts
         named = [(r.c.run_id, self.runs), (r.c.program, self.programs), (r.c.task_type, self.task_types), (r.c.source, self.sources)]
         found = [column.in_(values) for column, values in named if values]
-        refused = sa.func.lower(sa.func.coalesce(r.c.consent, "")).in_(_REFUSED)
+        own = [] if self.sources else [r.c.source != "judge"]  # a judge's calls are no agent's
         consent = [r.c.consent.is_not(None)] if self.require_consent else []
         return [
-            *found, r.c.source != "outside", r.c.status.in_(("done", "failed")), r.c.split.not_in(_SEALED),
-            sa.or_(r.c.tenant.is_(None), r.c.tenant.in_(self.tenants)), sa.not_(refused), *consent,
+            *found, *own, r.c.source != "outside", r.c.status.in_(("done", "failed")), sa.not_(_sealed()),
+            sa.or_(r.c.tenant.is_(None), r.c.tenant.in_(self.tenants)), sa.not_(_no_consent()), *consent,
         ]  # fmt: skip
+
+
+def _plain_column(column: Any) -> Any:
+    return sa.func.lower(sa.func.trim(sa.func.coalesce(column, "")))
+
+
+def _sealed() -> Any:
+    return _plain_column(schema.rollouts.c.split).in_(_SEALED)
+
+
+def _no_consent() -> Any:
+    """Consent was asked for, and what is on record does not say that it was given."""
+    column = schema.rollouts.c.consent
+    return sa.and_(column.is_not(None), _plain_column(column).not_in(_GIVEN))
 
 
 class Turn:
@@ -119,12 +134,12 @@ class Turn:
         asked = self.request_json
         if not asked.startswith("{") or ('"messages"' not in asked and '"input"' not in asked) or self.response_json is None:
             return "schema"
-        if (self.token_ids_json is None) is False and self.logprobs_json is None:
+        if self.token_ids_json is not None and self.logprobs_json is None:
             return "schema"
         if self.truncated:
             return "truncated"
         unread = last and rollout.status == "failed" and "could not be read" in (rollout.error or "")
-        return "parse" if unread or "no JSON object" in self.tools_json or not (self.output or self.tools_json != "[]" or self._calls()) else None
+        return "parse" if unread or _UNREADABLE in self.tools_json or not (self.output or self.tools_json != "[]" or self._calls()) else None
 
     def _calls(self) -> bool:
         return bool(answer_of(self.request.get("dialect"), self.response).tools)
@@ -151,7 +166,7 @@ class Episode:
     def quality(self) -> float | None:
         """A person's rating where there is one, else the score; None where neither is known."""
         found = self.rollout.human_rating if self.rollout.human_rating is not None else self.rollout.score
-        return found if found is not None and math.isfinite(found) else None
+        return found if found is not None and 0 <= found <= 1 else None
 
     @property
     def group(self) -> str:
@@ -159,8 +174,19 @@ class Episode:
 
     @property
     def rewards(self) -> list[float]:
-        """The sum of the step rewards of each turn; without the outcome."""
-        return [math.fsum(turn.step_rewards.values()) for turn in self.turns]
+        """The sum of the step rewards of each turn, without the outcome; NaN where one of them is no number."""
+        return [_sum(turn.step_rewards.values()) for turn in self.turns]
+
+
+def _sum(values: Iterable[Any]) -> float:
+    numbers = [float(value) if isinstance(value, int | float) else math.nan for value in values]
+    return math.fsum(numbers) if all(abs(number) <= 1e300 for number in numbers) else math.nan
+
+
+def task_key(inputs: Mapping[str, Any]) -> str:
+    """What makes two tasks the same when one is sealed: the text of their inputs, whatever its case, spaces and field names."""
+    text = " ".join(" ".join(str(value) for value in inputs.values()).casefold().split())
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest() if text else ""
 
 
 def difficulty_of(metadata: Mapping[str, Any], mean: float | None) -> str:
@@ -186,11 +212,12 @@ def read_groups(
     mean = sa.func.avg(r.c.score).over(partition_by=r.c.task_id) if means else sa.null()
     wanted = [t.c[name] if not light or name in ("t", "step_rewards_json") else sa.literal_column("''").label(name) for name in Turn.COLUMNS]
     calls = sa.select(t.c.rollout_id, *wanted).select_from(t.join(r, r.c.id == t.c.rollout_id)).where(*where).order_by(*order, t.c.t)
-    with store.engine.connect() as first, store.engine.connect() as second:
-        turns = groupby(second.execution_options(yield_per=500).execute(calls), key=lambda row: row[0])
+    forgotten = store.forgotten()
+    with snapshot(store) as connection:
+        turns = groupby(connection.execute(calls), key=lambda row: row[0])
         waiting = next(turns, None)
         group: list[Episode] = []
-        for row in first.execution_options(yield_per=500).execute(sa.select(r, mean.label("task_mean")).where(*where).order_by(*order)).mappings():
+        for row in connection.execute(sa.select(r, mean.label("task_mean")).where(*where).order_by(*order)).mappings():
             plain = dict(row)
             task_mean = plain.pop("task_mean")
             rollout = rollout_of(plain)
@@ -198,7 +225,11 @@ def read_groups(
             if waiting is not None and waiting[0] == rollout.id:
                 episode.turns = [Turn(found[1:]) for found in waiting[1]]
                 waiting = next(turns, None)
-            reason = "without LM calls" if not episode.turns else _SEALED_INPUTS if sealed and content_hash(rollout.inputs) in sealed else None
+            if forgotten and rollout.data_subject and subject_digest(rollout.data_subject) in forgotten:
+                episode.turns = []
+            reason = "without LM calls, or of people who were forgotten" if not episode.turns else None
+            if sealed and task_key(rollout.inputs) in sealed:
+                reason = _SEALED_INPUTS
             if reason is not None:
                 if left is not None:
                     left[reason] += 1
@@ -211,15 +242,25 @@ def read_groups(
             yield group
 
 
+@contextmanager
+def snapshot(store: Store) -> Iterator[sa.Connection]:
+    """A connection whose queries all see the store as it is now, whatever is written meanwhile; rows come as they are read."""
+    level = {"isolation_level": "REPEATABLE READ"} if store.engine.dialect.name == "postgresql" else {}
+    with store.engine.connect().execution_options(yield_per=500, **level) as connection:
+        if store.engine.dialect.name == "sqlite":
+            connection.exec_driver_sql("BEGIN")
+        yield connection
+
+
 def sealed_tasks(store: Store) -> tuple[set[str], "Overlap"]:
-    """Content hashes of the inputs that the gate and test splits have seen, and their n-grams."""
+    """Keys of the inputs (`task_key`) that the gate and test splits have seen, and their n-grams."""
     r, hashes, overlap = schema.rollouts, set[str](), Overlap()
     with store.engine.connect() as connection:
-        query = sa.select(r.c.inputs_json).where(r.c.split.in_(_SEALED)).distinct()
+        query = sa.select(r.c.inputs_json).where(_sealed()).distinct()
         for (text,) in connection.execution_options(yield_per=500).execute(query):
             inputs = _loaded(text)
             if inputs:
-                hashes.add(content_hash(inputs))
+                hashes.add(task_key(inputs))
                 overlap.seal(inputs)
     return hashes, overlap
 
@@ -274,14 +315,14 @@ def count_turns(store: Store, selection: Selection) -> int:
 
 def left_out(store: Store, selection: Selection) -> dict[str, int]:
     """Rollouts that the selection does not draw on, by why; sealed inputs are counted while reading."""
-    r, refused = schema.rollouts, sa.func.lower(sa.func.coalesce(schema.rollouts.c.consent, "")).in_(_REFUSED)
+    r = schema.rollouts
     reasons = {
-        "of the gate or test split": r.c.split.in_(_SEALED),
+        "of the gate or test split": _sealed(),
         "still running": r.c.status == "running",
         "ended by an error of the model or machinery": r.c.status == "error",
         "of a tenant that was not named": sa.and_(r.c.tenant.is_not(None), r.c.tenant.not_in(selection.tenants)),
-        "consent refused": refused,
-        **({"without consent": r.c.consent.is_(None)} if selection.require_consent else {}),
+        "without a consent that was given": _no_consent(),
+        **({"without any consent": r.c.consent.is_(None)} if selection.require_consent else {}),
     }
     counts: Counter[str] = Counter()
     with store.engine.connect() as connection:

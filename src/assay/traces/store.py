@@ -19,7 +19,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from assay.errors import ConfigError, MissingExtra, StoreError
 from assay.models.meter import Usage
 from assay.traces import schema
-from assay.traces.records import Rollout, Transition
+from assay.traces.records import Rollout, Transition, subject_digest
 from assay.traces.rows import ROLLOUT_JSON, TRANSITION_JSON, as_json, clean, rollout_of, row_of, transition_of
 
 __all__ = ["Store", "check_url", "shown_url", "sqlite_pragmas", "store_url"]
@@ -238,14 +238,28 @@ class Store:
             raise StoreError(f"there is no rollout {rollout_id!r}")
 
     def forget_subject(self, subject: str) -> int:
-        """Removes all rollouts of a data subject with their transitions and labels, and returns how many rollouts there were."""
+        """Removes all rollouts of a data subject with their transitions and labels, and returns how many rollouts there were.
+
+        Case and spaces do not matter. What is written of them later, by a run that was under way or an import, is kept out of exports.
+        """
         self.flush()
-        r, name = schema.rollouts, clean(subject)
-        theirs = sa.select(r.c.id).where(r.c.data_subject == name)
+        r, digest = schema.rollouts, subject_digest(subject)
         with self.engine.begin() as connection:
+            names = connection.execute(sa.select(r.c.data_subject).where(r.c.data_subject.is_not(None)).distinct()).scalars()
+            theirs = [name for name in names if subject_digest(name) == digest]
+            ids = sa.select(r.c.id).where(r.c.data_subject.in_(theirs))
             for table in (schema.transitions, schema.labels):
-                connection.execute(sa.delete(table).where(table.c.rollout_id.in_(theirs)))
-            return int(connection.execute(sa.delete(r).where(r.c.data_subject == name)).rowcount)
+                connection.execute(sa.delete(table).where(table.c.rollout_id.in_(ids)))
+            removed = int(connection.execute(sa.delete(r).where(r.c.data_subject.in_(theirs))).rowcount)
+            if removed:
+                row = {"person": digest, "at": time.time()}
+                connection.execute(_upsert(self.engine.dialect.name, schema.forgotten), [row])
+        return removed
+
+    def forgotten(self) -> set[str]:
+        """Digests (`subject_digest`) of the people who were forgotten."""
+        with self.engine.connect() as connection:
+            return set(connection.execute(sa.select(schema.forgotten.c.person)).scalars())
 
     def put_artifact(self, artifact: str, people: Sequence[str]) -> None:
         """Remembers whose data an artifact or an export was made from: by hashes of their names (`person_digest`)."""

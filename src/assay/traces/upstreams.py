@@ -27,6 +27,16 @@ _PROVIDERS = {  # base address, key, and the dialects it speaks itself
 }
 
 
+_SAMPLING = ("temperature", "top_p", "stream", "tools", "tool_choice", "parallel_tool_calls", "user", "service_tier", "store", "metadata")
+_PARAMETERS = {  # what is passed to litellm, which takes addresses and keys among its arguments
+    "chat": frozenset((*_SAMPLING, "messages", "max_tokens", "max_completion_tokens", "n", "stop", "seed", "presence_penalty", "frequency_penalty",
+                       "logit_bias", "logprobs", "top_logprobs", "response_format", "reasoning_effort", "stream_options", "modalities", "verbosity")),
+    "responses": frozenset((*_SAMPLING, "input", "instructions", "max_output_tokens", "previous_response_id", "reasoning", "text", "truncation",
+                            "include", "max_tool_calls", "top_logprobs", "background")),
+    "messages": frozenset((*_SAMPLING, "messages", "system", "max_tokens", "stop_sequences", "top_k", "thinking")),
+}  # fmt: skip
+
+
 @dataclass
 class Reply:
     """An answer that has begun: its status, headers to pass on, and its bytes as they come."""
@@ -120,7 +130,8 @@ class LitellmUpstream:
         litellm = _litellm(dialect)
         call = {"chat": litellm.acompletion, "responses": litellm.aresponses, "messages": litellm.anthropic_messages}[dialect]
         try:
-            answer = await call(**{**body, **self.client, "model": self.name, "num_retries": 0})
+            asked = {key: value for key, value in body.items() if key in _PARAMETERS[dialect]}  # a caller must not name another server, or its key
+            answer = await call(**{**asked, **self.client, "model": self.name, "num_retries": 0})
         except Exception as error:
             status = int(getattr(error, "status_code", 0) or 500)
             told = {"error": {"message": str(error), "type": type(error).__name__, "code": status}}
@@ -181,6 +192,8 @@ def upstream_of(model: str | None, *, base: str | None = None, key: str | None =
         address = base.rstrip("/").removesuffix("/v1")
         if not address.startswith(("http://", "https://")):
             raise ConfigError(f"upstream={base!r} must be an address that starts with http:// or https://")
+        if "@" in address.partition("://")[2].partition("/")[0]:
+            raise ConfigError("an upstream's address must hold no user or password: they would be stored; give the key with --upstream-key")
         known = model.split("/", 1)[1] if model and model.startswith("openai/") else model
         return HttpUpstream(model or address, address, model=known, key=key)
     if model is None:

@@ -9,9 +9,9 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from assay.traces.importing_chat import answers_of, as_text, body_of, count_of, number_of, parsed, tools_of, usage_of
-from assay.traces.importing_files import Part
-from assay.traces.importing_spans import LMCall, Mark, Span, ToolUse, Trace
+from assay.traces.importing.chat import answers_of, as_text, body_of, count_of, number_of, parsed, tools_of, usage_of
+from assay.traces.importing.files import Part
+from assay.traces.importing.spans import LMCall, Mark, Span, ToolUse, Trace
 
 __all__ = ["trace_of"]
 

@@ -15,10 +15,11 @@ import sqlalchemy as sa
 
 from assay.datasets.tasks import content_hash
 from assay.errors import DataError
-from assay.traces import importing_genai, importing_langfuse, importing_mlflow, importing_otlp, schema
-from assay.traces.importing_chat import as_inputs
-from assay.traces.importing_files import Part, Row, Skipped, Sorted, is_text, json_rows, run_of
-from assay.traces.importing_spans import Imported, Trace, to_rollout
+from assay.traces import schema
+from assay.traces.importing import genai, langfuse, mlflow, otlp
+from assay.traces.importing.chat import as_inputs
+from assay.traces.importing.files import Part, Row, Skipped, Sorted, is_text, json_rows, run_of
+from assay.traces.importing.spans import Imported, Trace, to_rollout
 from assay.traces.records import Rollout, Transition, Verdict
 from assay.traces.rows import clean, rollout_of, transition_of
 from assay.traces.store import Store
@@ -31,9 +32,9 @@ _FLUSH = 500  # LM calls put before the store is waited for
 _Take = Callable[[Row, Sorted], Iterator[Skipped]]
 _TraceOf = Callable[[str, Iterable[Part]], Trace]
 _READERS: dict[str, tuple[_Take, _TraceOf]] = {
-    "otlp": (importing_otlp.take, importing_genai.trace_of),
-    "langfuse": (importing_langfuse.take, importing_langfuse.trace_of),
-    "mlflow": (importing_mlflow.take, importing_mlflow.trace_of),
+    "otlp": (otlp.take, genai.trace_of),
+    "langfuse": (langfuse.take, langfuse.trace_of),
+    "mlflow": (mlflow.take, mlflow.trace_of),
 }
 
 
@@ -81,7 +82,7 @@ def _read(kind: str, path: Path, score: str | None, run_id: str) -> Iterator[Imp
 def _taken(kind: str, path: Path, parts: Sorted) -> Iterator[Skipped]:
     """Sorts the rows of a file into `parts`."""
     take, right = _READERS[kind][0], False
-    for row in importing_otlp.rows(path) if kind == "otlp" else json_rows(path):
+    for row in otlp.rows(path) if kind == "otlp" else json_rows(path):
         if isinstance(row, Skipped):
             yield row
         elif not isinstance(row.value, dict):
@@ -144,7 +145,7 @@ def import_traces(store: Store, kind: str, path: str | Path, *, score: str | Non
         kind: `otlp`, `langfuse` or `mlflow`.
         score: the score that counts, where a trace carries several; the others are kept as verdicts.
     Raises:
-        DataError: the kind does not exist, or the file cannot be read as it; what was read before is in the store.
+        DataError: the kind does not exist, or the file cannot be read as it; nothing is stored then.
         StoreError: the store refused rows.
     """
     if kind not in KINDS:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from assay.datasets.tasks import content_hash
-from assay.traces.importing_chat import as_arguments, as_inputs, as_prediction, as_text, parsed, text_of
-from assay.traces.importing_files import Skipped
+from assay.traces.importing.chat import as_arguments, as_inputs, as_prediction, as_text, parsed, text_of
+from assay.traces.importing.files import Skipped
 from assay.traces.records import Rollout, ToolCall, Transition, Verdict
 
 __all__ = ["Imported", "LMCall", "Mark", "Span", "ToolUse", "Trace", "rollout_id", "to_rollout"]

@@ -1,4 +1,4 @@
-"""OTLP: export requests as JSON or protobuf, taken apart into spans and log records. What the attributes mean, `importing_genai` knows."""
+"""OTLP: export requests as JSON or protobuf, taken apart into spans and log records. What the attributes mean, `genai` knows."""
 
 import base64
 import binascii
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import DataError, MissingExtra
-from assay.traces.importing_chat import as_text, number_of
-from assay.traces.importing_files import Row, Skipped, Sorted, is_text, json_rows
+from assay.traces.importing.chat import as_text, number_of
+from assay.traces.importing.files import Row, Skipped, Sorted, is_text, json_rows
 
 __all__ = ["rows", "take"]
 

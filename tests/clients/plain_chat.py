@@ -1,0 +1,18 @@
+"""Two turns of plain chat on the OpenAI SDK, for models that know no tools: the first streamed and read to its finish only."""
+
+import json
+import sys
+
+from openai import OpenAI
+
+client = OpenAI()
+messages = [{"role": "user", "content": sys.argv[1]}]
+parts = client.chat.completions.create(model="any", messages=messages, max_tokens=12, stream=True)
+said = ""
+for part in parts:
+    said += part.choices[0].delta.content or ""
+    if part.choices[0].finish_reason:
+        break
+messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "And goodbye."}]
+answer = client.chat.completions.create(model="any", messages=messages, max_tokens=12)
+print(json.dumps({"answer": answer.choices[0].message.content}))
