@@ -161,6 +161,7 @@ class Episode:
     rollout: Rollout
     turns: list[Turn] = field(default_factory=list)
     difficulty: str = "medium"
+    credited: tuple[list[float], list[float]] | tuple[()] | None = None  # what an export worked out
 
     @property
     def quality(self) -> float | None:
@@ -179,8 +180,10 @@ class Episode:
 
 
 def _sum(values: Iterable[Any]) -> float:
-    numbers = [float(value) if isinstance(value, int | float) else math.nan for value in values]
-    return math.fsum(numbers) if all(abs(number) <= 1e300 for number in numbers) else math.nan
+    total = 0.0
+    for value in values:
+        total += value if isinstance(value, int | float) else math.nan
+    return total
 
 
 def task_key(inputs: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from assay.traces.formats import JsonText
 __all__ = ["RowWriter", "trl_files"]
 
 _BATCH = 2000  # rows of a Parquet row group
+_LINES = 500  # hashed and written at once
 _OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
 
 
@@ -27,6 +28,7 @@ class RowWriter:
         self.folder, self.parquet, self.rows = folder, parquet, 0
         self.files: dict[str, dict[str, Any]] = {}
         self._digest, self._waiting = hashlib.sha256(), list[dict[str, Any]]()
+        self._buffered: list[bytes] = []
         self._writer: Any = None
 
     def __enter__(self) -> "RowWriter":
@@ -34,14 +36,20 @@ class RowWriter:
         return self
 
     def write(self, row: dict[str, Any]) -> None:
-        line = _line(row)
-        self._digest.update(line)
-        self._lines.write(line)
+        self._buffered.append(_line(row))
         self.rows += 1
+        if len(self._buffered) >= _LINES:
+            self._put_lines()
         if self.parquet:
             self._waiting.append(row)
             if len(self._waiting) >= _BATCH:
                 self._flush()
+
+    def _put_lines(self) -> None:
+        data = b"".join(self._buffered)
+        self._buffered = []
+        self._digest.update(data)
+        self._lines.write(data)
 
     def _flush(self) -> None:
         import pyarrow as pa
@@ -55,6 +63,7 @@ class RowWriter:
         self._waiting = []
 
     def __exit__(self, kind: Any, *error: object) -> None:
+        self._put_lines()
         self._lines.close()
         if self.parquet and kind is None:
             self._flush()
