@@ -109,6 +109,7 @@ def print_json(value: Any) -> None:
     context = click.get_current_context(silent=True)
     out: Any = sys.stdout if context is None else context.meta.get("stdout", sys.stdout)
     out.write(json.dumps(value, ensure_ascii=False, allow_nan=False, default=str) + "\n")
+    out.flush()  # whoever waits for the line on a pipe gets it now
 
 
 def warn_of_gaps(rich: Any, data: dict[str, Any]) -> None:
