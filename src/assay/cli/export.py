@@ -157,7 +157,8 @@ def _show_gates(gates: list[dict[str, Any]]) -> None:
 
     table = Table("gate", "value", "required", "", title="gates", title_justify="left")
     for gate in gates:
-        table.add_row(gate["gate"], str(gate["value"]), str(gate["required"]), "passed" if gate["passed"] else f"FAILED: {gate['missing']}")
+        value = f"{gate['value']:.4g}" if isinstance(gate["value"], float) else str(gate["value"])
+        table.add_row(gate["gate"], value, str(gate["required"]), "passed" if gate["passed"] else f"FAILED: {gate['missing']}")
     Rich(highlight=False, markup=False).print(table)
 
 

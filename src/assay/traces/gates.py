@@ -3,8 +3,10 @@
 The defaults are the field's numbers: 5,000 transitions, 95 % of them clean, privacy verified, five task types.
 """
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 from assay.errors import ConfigError
@@ -60,12 +62,13 @@ class GateReport:
         share = self.clean / self.transitions if self.transitions else 0.0
         least, kinds = self.gates.min_transitions, len(self.task_types)
         worst = ", ".join(f"{count} {why}" for why, count in self.problems.most_common())
-        # n more clean ones make (clean + n) / (all + n) enough: n = (min·all - clean) / (1 - min)
         wanted = self.gates.min_clean
-        more = 0 if share >= wanted else None if wanted == 1 else -int(-(wanted * self.transitions - self.clean) / (1 - wanted) // 1)
+        # n more clean ones make (clean + n) / (all + n) enough: n = (min·all - clean) / (1 - min), without rounding errors
+        exact = Fraction(str(wanted))
+        more = 0 if share >= wanted or wanted == 1 else math.ceil((exact * self.transitions - self.clean) / (1 - exact))
         return [
             _gate("transitions", self.clean, least, f"{least - self.clean} more clean transitions"),
-            _gate("clean", round(share, 6), wanted, f"{worst or 'there are none'}" + (f"; {more} more clean transitions would do" if more else "")),
+            _gate("clean", share, wanted, f"{worst or 'there are none'}" + (f"; {more} more clean transitions would do" if more else "")),
             _gate("task types", kinds, self.gates.min_task_types, f"{self.gates.min_task_types - kinds} more task types"),
             {
                 "gate": "privacy verified", "passed": self.verified or not self.gates.privacy, "value": self.verified, "required": self.gates.privacy,

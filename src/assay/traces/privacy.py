@@ -13,22 +13,18 @@ import re
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
-from functools import lru_cache, partial
-from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 from assay.errors import ConfigError, DataError, MissingExtra
-from assay.traces.privacy_patterns import BLANK, FINDERS, LABEL, Found, named_secret, normal, small
+from assay.traces.privacy_names import TYPES, WORDS, Known, known_in, name_engine, unescaped
+from assay.traces.privacy_patterns import FINDERS, LABEL, Found, named_secret, normal, small
 
 __all__ = ["TYPES", "Anonymizer", "Found", "Known", "key_of", "restore"]
 
-_WORDS = {"person": "Person", "place": "Place", "organisation": "Organisation", "address": "Address", "id": "Id"}
-TYPES = (*_WORDS, "email", "phone", "iban", "card", "ssn", "ip", "mac", "dob", "secret")
 _SHAPES = re.compile(  # every surrogate and mark that is given out, and nothing that is anybody's
     r"(?P<secret>\[secret [a-z-]+\])|(?P<word>(?:Person|Place|Organisation|Address|Id) [0-9a-f]{8}(?:-[0-9a-f]{8})*(?!\w))"
     r"|(?P<email>person[0-9a-f]{8}@example\.org)|(?P<phone>\+1-[2-9]\d\d-555-01\d\d(?:x\d{4})?(?!\w))|(?P<iban>[A-Z]{2}00\d{11,29}(?!\w))"
@@ -44,18 +40,6 @@ _ROUNDS = 4  # a replacement may show what was hidden before; a name model reads
 _PART = 1500  # characters at least
 _CACHE = 20_000_000  # characters
 _TABLE_VERSION = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """Something that the caller knows to be personal, of one of `TYPES`; values of one or two characters are left, they would hit everywhere."""
-
-    type: str
-    value: str
-
-    def __post_init__(self) -> None:
-        if self.type not in TYPES:
-            raise ConfigError(f"{self.type!r} is no type of personal data: {', '.join(TYPES)}")
 
 
 def restore(text: str, table: Mapping[str, str]) -> str:
@@ -81,7 +65,7 @@ class Anonymizer:
         if key is not None and len(key) < 16:
             raise ConfigError(f"a key of {len(key)} bytes can be guessed: use 16 or more, such as secrets.token_bytes(32)")
         self._key = secrets.token_bytes(32) if key is None else bytes(key)
-        self._names, self.engine_name = _engine(engine)
+        self._names, self.engine_name = name_engine(engine)
         self.finds_names = self._names is not None
         self.counts: Counter[str] = Counter()
         self._lock = threading.RLock()
@@ -192,7 +176,7 @@ class Anonymizer:
         lower = small(text)
         ranked = [(1 if found.type != "secret" else 0, found) for finder in FINDERS for found in finder(text, lower)]
         if known:
-            ranked += [(0 if found.type == "secret" else 1, found) for found in _known_in(text, lower, known)]
+            ranked += [(0 if found.type == "secret" else 1, found) for found in known_in(text, lower, known)]
         if names and self._names is not None:
             ranked += [(2, found) for found in self._names(text)]
         if not ranked:
@@ -203,12 +187,12 @@ class Anonymizer:
         if kind == "secret":
             return f"[secret {value}]"
         if kind == "person":
-            words = [word for part in re.split(r"[\s,]+", _plain(original)) if (word := part.strip(".'’-"))]
+            words = [word for part in re.split(r"[\s,]+", unescaped(original)) if (word := part.strip(".'’-"))]
             tokens = [self._unique("person", normal("person", word), word) for word in words or [value]]
             surrogate = "Person " + "-".join(token.removeprefix("Person ") for token in tokens)
         else:
             surrogate = self._unique(kind, value, original)
-        self._table.setdefault(surrogate, _plain(original))
+        self._table.setdefault(surrogate, unescaped(original))
         return surrogate
 
     def _unique(self, kind: str, value: str, original: str) -> str:
@@ -304,7 +288,7 @@ def _surrogate(kind: str, value: str, digest: bytes, turn: int) -> str:
         case "dob":  # 1100 to 1899: 800 years of 365.2425 days
             return date.fromordinal(date(1100, 1, 1).toordinal() + n % 292_194).isoformat()
         case _:
-            return f"{_WORDS[kind]} {digest.hex()[:8]}"
+            return f"{WORDS[kind]} {digest.hex()[:8]}"
 
 
 def _quote_of(text: str, span: Found) -> str:
@@ -318,7 +302,7 @@ def _kind_of(surrogate: str) -> str | None:
     shape = _SHAPES.fullmatch(surrogate)
     if shape is None or not shape["word"]:
         return shape and shape.lastgroup
-    return next(kind for kind, word in _WORDS.items() if surrogate.startswith(word))
+    return next(kind for kind, word in WORDS.items() if surrogate.startswith(word))
 
 
 def _apart(ranked: list[tuple[int, Found]], shapes: list[tuple[int, int, bool]]) -> list[Found]:
@@ -336,115 +320,6 @@ def _apart(ranked: list[tuple[int, Found]], shapes: list[tuple[int, int, bool]])
             taken.insert(at, (found.start, found.end))
             chosen.append(found)
     return sorted(chosen, key=lambda found: found.start)
-
-
-# -- what the caller knows, and the name model
-
-_COMMON = frozenset(  # names that are words: replaced within a full name, not where they stand alone
-    """and art august autumn baker banks bell best bill bishop black blue bond book bright brook brown bush carol chance chase christian church
-    cliff cook cooper crystal dale dawn day dean del den der drew earl faith field fisher ford forest fox frank gene grace grant gray green guy hall
-    hand hill holly hope hunter iris ivy jack jean joy june king knight lake lane law lee lily little long love major mark marshall mason max may
-    miles miller moon noble olive page paris park pat penny piper price rain ray reed rice rich ridge river rob robin rock rod rose ruby sandy short
-    singer sky small smart south spring star stone storm sue summer sun taylor the trip turner van victor von walker ward waters wells west white
-    will wise wolf wood young""".split()  # noqa: SIM905
-)
-
-
-@lru_cache(maxsize=512)
-def _matcher(known: tuple[Known, ...]) -> tuple[tuple[str, ...], re.Pattern[str] | None, dict[str, str]]:
-    """Words one of which a text must hold, the pattern of all known values, and the type of each whole one."""
-    types: dict[str, str] = {}
-    parts: set[str] = set()
-    for one in known:
-        words = _plain(one.value).lower().split()
-        if len("".join(words)) < 3:
-            continue
-        types[" ".join(words)] = one.type
-        if one.type == "person" and len(words) > 1:
-            forms = [f"{' '.join(words[at:])}, {' '.join(words[:at])}" for at in range(1, len(words))] + [f"{words[0][0]}. {words[-1]}"]
-            types |= {form: "person" for form in forms if form not in types}
-            parts |= {bare for word in words if sum(map(str.isalpha, bare := word.strip(".,'’"))) >= 3 and bare not in _COMMON}
-    if not types:
-        return (), None, {}
-    whole, part = ("|".join(map(_spelled, sorted(values, key=len, reverse=True))) for values in (types, parts))
-    either = whole + (rf"|(?:{part})(?:{BLANK}+(?:(?:van|von|de|der|den|del|dos|da|la){BLANK}+){{0,2}}(?:{part})(?!\w))*" if parts else "")
-    pattern = re.compile(rf"(?:(?<!\w)|(?<=\\[nrt]))(?:{either})(?!\w)", re.IGNORECASE)
-    ascii_words = {max(re.findall(r"[\x21-\x7e]+", value) or [""], key=len) for value in {*types, *parts}}
-    return tuple(ascii_words), pattern, types
-
-
-def _spelled(value: str) -> str:
-    """A value's pattern: any white space between its words, and letters beyond ASCII as JSON writes them too."""
-    plain = "".join(re.escape(c) if c.isascii() else "(?:" + "|".join({c, *_escapes(c), *_escapes(c.upper())}) + ")" for c in value)
-    return plain.replace(r"\ ", f"{BLANK}+")
-
-
-def _escapes(letter: str) -> list[str]:
-    return [json.dumps(letter)[1:-1].replace("\\", r"\\{1,4}")]
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"\\{1,4}u([0-9a-fA-F]{4})", lambda m: chr(int(m[1], 16)), text) if "\\" in text else text
-
-
-def _known_in(text: str, lower: str, known: tuple[Known, ...]) -> Iterator[Found]:
-    words, pattern, types = _matcher(known)
-    if pattern is not None and any(word in lower for word in words):
-        for m in pattern.finditer(text):
-            value = _plain(m[0])
-            kind = types.get(" ".join(value.lower().split()), "person")
-            if kind != "person" or value not in _COMMON:  # a known Will does not make a name of every will
-                yield Found(kind, *m.span(), "known" if kind == "secret" else normal(kind, value))
-
-
-def _engine(engine: str) -> tuple[Callable[[str], list[Found]] | None, str]:
-    """The finder of names, or None, and what it is called. Takes a spaCy model that is installed; fetches none."""
-    if engine not in ("auto", "patterns", "presidio"):
-        raise ConfigError(f"{engine!r} is no engine: auto, patterns or presidio")
-    if engine == "patterns":
-        return None, "patterns"
-    try:
-        spacy, presidio = import_module("spacy"), import_module("presidio_analyzer")
-        engines, recognizers = import_module("presidio_analyzer.nlp_engine"), import_module("presidio_analyzer.predefined_recognizers")
-    except ImportError as error:
-        if engine == "presidio":
-            raise MissingExtra("presidio-analyzer", "privacy") from error
-        return None, "patterns"
-    installed = [name for name in spacy.util.get_installed_models() if name.startswith("en_")]
-    for model in sorted(installed, key=lambda name: ("_lg" not in name, "_md" not in name, name)):
-        try:
-            provider = engines.NlpEngineProvider(nlp_configuration={"nlp_engine_name": "spacy", "models": [{"lang_code": "en", "model_name": model}]})
-            engine_ = provider.create_engine()
-            pipeline = engine_.get_nlp("en")
-            if "PERSON" not in pipeline.get_pipe("ner").labels:
-                continue
-            pipeline.select_pipes(enable=[pipe for pipe in ("tok2vec", "transformer", "ner") if pipe in pipeline.pipe_names])
-        except (ImportError, KeyError, OSError, ValueError):
-            continue  # it is of another spaCy, or finds no names
-        registry = presidio.RecognizerRegistry(recognizers=[recognizers.SpacyRecognizer(supported_entities=["PERSON", "LOCATION"])])
-        analyzer = presidio.AnalyzerEngine(registry=registry, nlp_engine=engine_, supported_languages=["en"])
-        analyze = lru_cache(maxsize=5_000)(partial(analyzer.analyze, language="en"))
-        return partial(_names_in, analyze=analyze), f"presidio/{model}"
-    return None, "presidio/none"
-
-
-_NAME = re.compile(r"[^\W\d_][\w'’.-]*(?:[ \n][^\W\d_][\w'’.-]*){0,4}")
-_LINE = re.compile(r"[^\n]{1,20000}")
-
-
-def _names_in(text: str, analyze: Callable[[str], Any]) -> list[Found]:
-    """Persons and places, line by line: a prompt that grows is not read again, and a line without a capitalised word not at all."""
-    found = []
-    for line in _LINE.finditer(text):
-        if not re.search(r"[A-Z][a-z]", line[0]):
-            continue
-        for one in analyze(line[0]):
-            name = line[0][one.start : one.end].removesuffix("'s").rstrip(" .,'’")
-            if _NAME.fullmatch(name) and any(c.isupper() for c in name):
-                kind = "person" if one.entity_type == "PERSON" else "place"
-                start = line.start() + one.start
-                found.append(Found(kind, start, start + len(name), normal(kind, name)))
-    return found
 
 
 # -- files
