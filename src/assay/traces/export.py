@@ -65,7 +65,6 @@ def export_traces(
     config: ExportConfig,
     *,
     rubric: Path | None = None,
-    advance: Callable[[int], None] = lambda count: None,
     bar: Callable[[int], contextlib.AbstractContextManager[Callable[[int], None]]] | None = None,
 ) -> ExportReport:
     """Writes `data.jsonl` (and `data.parquet` of transitions), `manifest.json`, a dataset card, and for `sft` and `grpo` a config
@@ -91,7 +90,7 @@ def export_traces(
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        with bar(run.total) if bar else contextlib.nullcontext(advance) as told:
+        with bar(run.total) if bar else contextlib.nullcontext(lambda _: None) as told:
             written = run.write(scratch, told)
         manifest = run.manifest(written)
         _refuse_ungated(manifest, config)

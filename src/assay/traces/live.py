@@ -50,6 +50,7 @@ class Live:
     waiting: dict[str, tuple[Transition, int]] = field(default_factory=dict)  # tool calls without a result, by id
     keys: set[bytes] = field(default_factory=set)  # conversations it could go on from
     latest: bytes = b""  # the one it was left at
+    responses: list[str] = field(default_factory=list)  # ids of its answers
     calls: set[str] = field(default_factory=set)  # ids of all its tool calls
     step_rewards: dict[int, dict[str, float]] = field(default_factory=dict)
 
@@ -171,6 +172,7 @@ class LiveRollouts:
             self._expect(live, _chain([*messages, answer.message])[-1])
             if response_id:
                 self._by_response[response_id] = live.rollout.id
+                live.responses.append(response_id)
             self.store.put_rollout(live.rollout)  # its prediction: a gateway that is killed leaves it
         elif again and messages:
             self._expect(live, _failed(_chain(messages)))
@@ -247,7 +249,8 @@ class LiveRollouts:
             self._by_call[call_id].discard(rollout.id)
             if not self._by_call[call_id]:
                 del self._by_call[call_id]
-        self._by_response = {key: found for key, found in self._by_response.items() if found != rollout.id}
+        for response_id in live.responses:
+            self._by_response.pop(response_id, None)
         self.store.put_rollout(rollout)
         self.closed += 1
         return rollout
