@@ -1,6 +1,5 @@
 """Interactions that people come with: checked one by one, kept in the store as rollouts of one turn, filtered, prepared for training."""
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -119,7 +118,7 @@ class DataCollector:
         """Interactions whose rating, or score, is at least the threshold; unrated ones are not among them."""
         if not 0 <= threshold <= 1:
             raise ConfigError(f"threshold={threshold!r} must be between 0 and 1")
-        return [rollout for rollout in self.rollouts if (quality := _quality(rollout)) is not None and quality >= threshold]
+        return [rollout for rollout in self.rollouts if (quality := rollout.quality) is not None and quality >= threshold]
 
     def prepare_training_data(self, *, threshold: float = 0.8) -> TrainingData:
         """Rows of good interactions for supervised training, and the distribution of their task types. To write them behind the
@@ -129,13 +128,8 @@ class DataCollector:
             {
                 "prompt": [{"role": "user", "content": rollout.inputs["input"]}],
                 "completion": [{"role": "assistant", "content": rollout.transitions[0].output}],
-                "quality": _quality(rollout), "task_type": rollout.task_type,
+                "quality": rollout.quality, "task_type": rollout.task_type,
             }
             for rollout in good
         ]  # fmt: skip
         return TrainingData(rows, dict(Counter(rollout.task_type for rollout in good).most_common()), len(self.rollouts) - len(good))
-
-
-def _quality(rollout: Rollout) -> float | None:
-    found = rollout.human_rating if rollout.human_rating is not None else rollout.score
-    return found if found is not None and math.isfinite(found) else None

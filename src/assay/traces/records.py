@@ -122,6 +122,12 @@ class Rollout:
         return self.early_tools + [tool for transition in self.transitions for tool in transition.tools]
 
     @property
+    def quality(self) -> float | None:
+        """A person's rating where there is one, else the score; None where neither is known or it is not in [0, 1]."""
+        found = self.human_rating if self.human_rating is not None else self.score
+        return found if found is not None and 0 <= found <= 1 else None
+
+    @property
     def cost_usd(self) -> float:
         """What its calls cost, where the price is known; answers from the cache cost nothing."""
         return sum(t.cost_usd or 0.0 for t in self.transitions if not t.cached)

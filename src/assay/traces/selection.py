@@ -165,9 +165,8 @@ class Episode:
 
     @property
     def quality(self) -> float | None:
-        """A person's rating where there is one, else the score; None where neither is known."""
-        found = self.rollout.human_rating if self.rollout.human_rating is not None else self.rollout.score
-        return found if found is not None and 0 <= found <= 1 else None
+        """The rollout's."""
+        return self.rollout.quality
 
     @property
     def group(self) -> str:
