@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import dspy
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import assay
 from assay.errors import BudgetExceeded, Cancelled, ConfigError, MissingExtra, ModelError, ParameterError, ProgramError, StoreError
@@ -20,6 +23,7 @@ from assay.optimizers.metrics import AgentEvaluator, AgentMetrics, Budget, TaskR
 from assay.optimizers.parameters import AgentArena, Point, SearchConfig, Space, open_study, search
 from assay.optimizers.parameters.page import importance, write_page
 from assay.optimizers.parameters.search import put_back_all
+from assay.optimizers.parameters.smoothing import smoothed
 from assay.programs import RANGES, Agent
 from assay.rubrics import JudgeSpec
 from assay.testing import scripted_lm
@@ -206,7 +210,35 @@ def test_a_search_finds_what_is_good_and_stops_what_is_losing() -> None:
 @pytest.mark.parametrize("sampler", ["random", "grid", "nsga2", "cmaes", "gp"])
 def test_other_samplers(sampler: str) -> None:
     found = searched(sampler=sampler, trials=12, pruner="hyperband")
-    assert found.best.values["score"] >= found.default.values["score"]
+    assert found.expected[found.best.number] >= found.expected[found.default.number]
+
+
+def test_a_lucky_trial_among_poor_ones_is_not_the_best() -> None:
+    space = Space(programs=["agent"], acting={"agent": ["temperature"]}, ranges={"temperature": (0.1, 1.1)})
+    random = np.random.default_rng(0)
+    places = np.linspace(0.1, 1.1, 30)
+    chances = 0.9 - 0.8 * np.abs(places - 0.8)
+    values = [(random.random(20) < chance).astype(float).tolist() for chance in chances]
+    values[1] = [1.0] * 20  # luck, far from where it is good
+    points = [Point("agent", {"temperature": float(place)}) for place in places]
+    expected = smoothed(points, values, space)
+    assert abs(places[int(np.argmax(expected))] - 0.8) < 0.15
+    assert np.abs(np.array(expected) - chances).mean() < np.abs(np.array([np.mean(own) for own in values]) - chances).mean()
+    assert smoothed(points[:9], values[:9], space) == [np.mean(own) for own in values[:9]]
+    assert smoothed(points, [[1.0]] * 30, space) == [1.0] * 30
+    assert smoothed([], [], space) == []
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=6), min_size=10, max_size=25), st.integers(0, 100))
+def test_what_is_expected_is_a_number_for_any_trials(values: list[list[float]], seed: int) -> None:
+    space = Space(programs=["a", "b"], acting={"a": list(RANGES), "b": ["temperature"]})
+    random = np.random.default_rng(seed)
+    points = [
+        Point(program, {name: space.at(name, random.random()) for name in space.searched(program)})
+        for program in random.choice(["a", "b"], len(values))
+    ]
+    assert np.isfinite(smoothed(points, values, space)).all()
 
 
 def test_several_objectives_give_a_front() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.errors import ConfigError, MissingExtra
+from assay.errors import ConfigError
 from assay.judges.labels import Item
 from assay.rubrics import JudgeSpec
 
@@ -182,13 +182,6 @@ def oriented(name: str, value: float) -> float:
     return -value if name == "brier" else value
 
 
-def _need_extra() -> None:
-    try:
-        import sklearn  # noqa: F401
-    except ImportError as error:
-        raise MissingExtra(str(error.name), "judges") from error
-
-
 def kappas(tables: np.ndarray, *, quadratic: bool = False) -> np.ndarray:
     """Cohen's kappa of many tables at once, `tables[b][verdict][people]`; NaN where people gave one label only.
 
@@ -264,11 +257,7 @@ def agreement(
     """Every measure between a judge's verdicts and people's labels; raters of one item share its weight equally.
 
     Intervals are percentiles of 500 resamples of the items; under 20 items there is none.
-
-    Raises:
-        MissingExtra: scikit-learn is not installed.
     """
-    _need_extra()
     table = _Table(answers, items, spec, weights)
     found = {name: table.measure(name) for name in MEASURES}
     ranges: dict[str, tuple[float, float] | None] = dict.fromkeys(MEASURES)
@@ -305,7 +294,6 @@ def measure_gain(name: str, before: Answers, after: Answers, items: Sequence[Ite
 
     `low` and `high` are None where nothing can be claimed: fewer than 20 items, or a measure that is undefined.
     """
-    _need_extra()
     both = [i for i, (a, b) in enumerate(zip(before.verdicts, after.verdicts, strict=True)) if a is not None and b is not None]
     tables = [_Table(_only(answers, both), [items[i] for i in both], spec) for answers in (before, after)]
     old, new = (table.measure(name)[0] for table in tables)

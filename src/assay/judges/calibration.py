@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from assay.errors import ConfigError, MissingExtra
+from assay.errors import ConfigError
 from assay.rubrics import JudgeSpec, NoGrade
 
 __all__ = ["METHODS", "Calibration", "expected_step", "fit", "place"]
@@ -110,14 +110,11 @@ def fit(
         raw: readings, one an item: probabilities by label, and `tokens` where the engine gave more.
         shares: shares of the raters by label, summing to one, in the same order.
     Raises:
-        MissingExtra: scikit-learn is not installed.
         ConfigError: fewer than two labels were given by people: nothing can be told apart.
     """
-    try:
-        import numpy as np
-        from sklearn.isotonic import IsotonicRegression
-    except ImportError as error:
-        raise MissingExtra("scikit-learn", "judges") from error
+    import numpy as np
+    from sklearn.isotonic import IsotonicRegression
+
     y = np.array([[share.get(label, 0.0) for label in labels] for share in shares])
     if (y.sum(axis=0) > 0).sum() < 2:
         raise ConfigError(f"people gave only one of the labels {list(labels)}: there is nothing to calibrate against")

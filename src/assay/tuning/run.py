@@ -140,7 +140,7 @@ def _by_policy(job: Job, arena: ProgramArena, space: Space, default: Point, conf
     each = min(config.tasks_per_episode or len(train), len(train))
     runs = config.samples * (len(found.history) * each + len(found.confirmed) * len(val))
     told = [*found.notes, *(f"{e.number}: {e.meaning}" for e in found.history if e.kept and e.improvement > 0)]
-    return SearchOutcome(best, trials[0], trials, runs, 0.0, [], told), found.stopped
+    return SearchOutcome(best, trials[0], trials, runs, 0.0, [], notes=told), found.stopped
 
 
 def _drawn(report: TuneReport, job: Job, config: TuneConfig, url: str) -> None:

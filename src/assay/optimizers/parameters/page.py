@@ -24,7 +24,7 @@ td:first-child,th:first-child{text-align:left}.note{color:#666}h2{margin-top:2em
 def importance(study: "optuna.Study", objective: int = 0) -> dict[str, dict[str, float]]:
     """How much of an objective's variation each parameter accounts for, by two evaluators; each adds up to 1.
 
-    Pruned trials count with the mean of the tasks they ran. `fanova`: Hutter, Hoos, Leyton-Brown 2014 (needs scikit-learn);
+    Pruned trials count with the mean of the tasks they ran. `fanova`: Hutter, Hoos, Leyton-Brown 2014;
     `ped_anova`: Watanabe, Bansal, Hutter 2023, for the best tenth. Empty where there are too few trials, or all are alike.
     """
     import optuna
@@ -41,7 +41,7 @@ def importance(study: "optuna.Study", objective: int = 0) -> dict[str, dict[str,
             warnings.simplefilter("ignore")
             try:
                 found[name] = optuna.importance.get_param_importances(seen, evaluator=make(), target=_target(objective))
-            except (ImportError, RuntimeError, ValueError):  # no scikit-learn; no variance at all; too few distinct values
+            except (RuntimeError, ValueError):  # no variance at all; too few distinct values
                 continue
     return {name: {key: float(value) for key, value in values.items()} for name, values in found.items() if sum(values.values()) > 0}
 

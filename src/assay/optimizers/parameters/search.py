@@ -11,6 +11,7 @@ from assay.errors import Cancelled, ModelError, ProgramError, StopRun, StoreErro
 from assay.optimizers.metrics import TaskRun, measure
 from assay.optimizers.parameters.arena import Arena
 from assay.optimizers.parameters.pruning import worse_on_the_same_tasks
+from assay.optimizers.parameters.smoothing import smoothed
 from assay.optimizers.parameters.space import Point, Space
 from assay.optimizers.parameters.study import OBJECTIVES, RETRIES, SearchConfig
 from assay.optimizers.session import Progress
@@ -47,7 +48,8 @@ class TrialResult:
 
 @dataclass
 class SearchOutcome:
-    """What a search found. `saved`: the share of the task runs that pruning saved. `front`: numbers of the Pareto front's
+    """What a search found. `expected`: by number, the score of each trial that its neighbours speak for too; `best` goes by it
+    where the score is what is searched for. `saved`: the share of the task runs that pruning saved. `front`: numbers of the Pareto front's
     trials, with one objective the best alone."""
 
     best: TrialResult
@@ -56,6 +58,7 @@ class SearchOutcome:
     task_runs: int
     saved: float
     front: list[int]
+    expected: dict[int, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -259,15 +262,33 @@ def outcome_of(study: "optuna.Study", space: Space, config: SearchConfig, tasks:
     first = [trial for trial in study.get_trials(deepcopy=False) if trial.user_attrs.get("default") and trial.state.is_finished()]
     default = min((_result(trial, space, config) for trial in first), key=lambda trial: _STATES.index(trial.state), default=None)
     front = [trial.number for trial in study.best_trials]
-    best = _best([trial for trial in complete if len(config.objectives) == 1 or trial.number in front], config)
-    return SearchOutcome(best, default, trials, ran, 1 - sum(len(t.scores) for t in done) / max(1, tasks * len(done)), front)
+    expected = _expected(done, space) if config.objectives[0] == "score" else {}
+    best = _best([trial for trial in complete if len(config.objectives) == 1 or trial.number in front], config, expected)
+    saved, notes = 1 - sum(len(t.scores) for t in done) / max(1, tasks * len(done)), _told_apart(best, complete, expected)
+    return SearchOutcome(best, default, trials, ran, saved, front, expected, notes)
 
 
-def _best(trials: Sequence[TrialResult], config: SearchConfig) -> TrialResult:
-    """The best by the first objective; of those that are level with it the one with the fewest tokens."""
+def _expected(trials: Sequence[TrialResult], space: Space) -> dict[int, float]:
+    seen = [(t, values) for t in trials if (values := [value for value in t.scores.values() if value is not None])]
+    return dict(zip((t.number for t, _ in seen), smoothed([t.point for t, _ in seen], [values for _, values in seen], space), strict=True))
+
+
+def _told_apart(best: TrialResult, trials: Sequence[TrialResult], expected: Mapping[int, float]) -> list[str]:
+    """Says so where the best is not the trial with the highest score of its own."""
+    top = max(trials, key=lambda trial: trial.values.get("score") or 0.0)
+    if not expected or (top.values["score"] or 0.0) - (best.values["score"] or 0.0) <= _LEVEL:
+        return []
+    return [
+        f"trial {top.number} scored highest, {top.values['score']:.3g}; by the trials around them {expected[top.number]:.3g} is expected of it "
+        f"and {expected[best.number]:.3g} of trial {best.number}, which scored {best.values['score']:.3g}"
+    ]
+
+
+def _best(trials: Sequence[TrialResult], config: SearchConfig, expected: Mapping[int, float]) -> TrialResult:
+    """The best by the first objective, a score by what is expected; of those that are level with it the one with the fewest tokens."""
     first = config.objectives[0]
     sign = 1 if OBJECTIVES[first] == "maximize" else -1
-    known = [(sign * value, trial) for trial in trials if (value := trial.values[first]) is not None]
+    known = [(sign * expected.get(trial.number, value), trial) for trial in trials if (value := trial.values[first]) is not None]
     least = max(value for value, _ in known) - (_LEVEL if first == "score" else 0.0)
     level = [trial for value, trial in known if value >= least]
     return min(level, key=lambda trial: (math.inf if trial.tokens is None else trial.tokens, trial.number))
