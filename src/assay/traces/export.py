@@ -23,7 +23,7 @@ from assay.errors import AssayError, ConfigError, DataError
 from assay.traces.balance import Sampler
 from assay.traces.credit import Baseline, returns
 from assay.traces.export_config import ADVANTAGES, KINDS, ExportConfig
-from assay.traces.formats import grpo_rows, preference_rows, sft_rows, transition_row
+from assay.traces.formats import JSON_COLUMNS, grpo_rows, preference_rows, sft_rows, transition_row
 from assay.traces.gates import GateReport
 from assay.traces.hiding import Hider
 from assay.traces.records import subject_digest
@@ -137,7 +137,7 @@ class _Export:
 
     def __init__(self, store: Store, config: ExportConfig, sealed: set[str], overlap: Overlap) -> None:
         self.store, self.config, self.sealed, self.overlap = store, config, sealed, overlap
-        self.hider = Hider(config.privacy, config.privacy_key)
+        self.hider = Hider(config.privacy, config.privacy_key, JSON_COLUMNS if config.kind == "transitions" else ())
         self.gates = GateReport(config.gates, verified=False)
         self.left = Counter(left_out(store, config.selection))
         self.people: set[str] = set()

@@ -1,7 +1,6 @@
 """Rows of training data from a group of rollouts, in the forms that trainers read. Does not select, hide or write anything."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -10,16 +9,12 @@ import orjson
 from assay.traces.dialects import chat_tools
 from assay.traces.selection import Episode, Turn
 
-__all__ = ["JsonText", "grpo_rows", "preference_rows", "sft_rows", "transition_row"]
+__all__ = ["JSON_COLUMNS", "grpo_rows", "preference_rows", "sft_rows", "transition_row"]
 
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class JsonText:
-    """A value of a row that is JSON already: it is written as it is."""
-
-    text: str
+JSON_COLUMNS = ("input", "tools", "adapters", "token_ids", "logprobs", "step_rewards")  # of a transition: JSON text as it was stored
 
 
 def transition_row(episode: Episode, turn: Turn, *, reward: float, credited: float, advantage: float, weight: float) -> Row:
@@ -30,11 +25,11 @@ def transition_row(episode: Episode, turn: Turn, *, reward: float, credited: flo
     rollout = episode.rollout
     return {
         "rollout": rollout.id, "group": episode.group, "task": rollout.task_id, "task_type": rollout.task_type, "t": turn.t,
-        "input": JsonText(turn.request_json), "output": turn.output, "tools": JsonText(turn.tools_json),
+        "input": turn.request_json, "output": turn.output, "tools": turn.tools_json,
         "constrained": turn.constrained, "cached": turn.cached, "model": turn.model, "weights": turn.weights,
-        "adapters": JsonText(turn.adapters_json), "prompt_tokens": turn.prompt_tokens, "completion_tokens": turn.completion_tokens,
-        "token_ids": JsonText(turn.token_ids_json or "null"), "logprobs": JsonText(turn.logprobs_json or "null"),
-        "step_rewards": JsonText(turn.step_rewards_json), "reward": reward, "return": credited, "advantage": advantage, "weight": weight,
+        "adapters": turn.adapters_json, "prompt_tokens": turn.prompt_tokens, "completion_tokens": turn.completion_tokens,
+        "token_ids": turn.token_ids_json or "null", "logprobs": turn.logprobs_json or "null",
+        "step_rewards": turn.step_rewards_json, "reward": reward, "return": credited, "advantage": advantage, "weight": weight,
         "score": rollout.score, "human_rating": rollout.human_rating, "status": rollout.status, "program": rollout.program,
         "program_version": rollout.program_version,
     }  # fmt: skip

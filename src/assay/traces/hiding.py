@@ -8,7 +8,6 @@ from typing import Any
 
 import orjson
 
-from assay.traces.formats import JsonText
 from assay.traces.privacy import TYPES, Anonymizer, Known
 from assay.traces.records import Rollout
 
@@ -27,9 +26,11 @@ class Hider:
     """Args:
     engine: as in `Anonymizer`, or `off`.
     key: file of the key; surrogates are then the same in every export that uses it. None: a key of this export alone.
+    encoded: columns that are JSON text, and stay so.
     """
 
-    def __init__(self, engine: str, key: Path | None) -> None:
+    def __init__(self, engine: str, key: Path | None, encoded: Sequence[str] = ()) -> None:
+        self.encoded = frozenset(encoded)
         self.key_path, self.rows, self.checked, self.residual, self.untokened = key, 0, 0, 0, 0
         self.anonymizer = None if engine == "off" else Anonymizer(_secret(key), engine=engine)
 
@@ -50,8 +51,8 @@ class Hider:
         told = {name: value for name, value in row.items() if name not in _KEPT}
         hidden = self._values(told, known)
         changed = {**row, **hidden}
-        if hidden.get("output") != row.get("output") and type(row.get("token_ids")) is JsonText and row["token_ids"].text != "null":
-            changed["token_ids"] = changed["logprobs"] = JsonText("null")
+        if hidden.get("output") != row.get("output") and row.get("token_ids", "null") != "null":
+            changed["token_ids"] = changed["logprobs"] = "null"
             self.untokened += 1
         self._check(hidden, known)
         return changed
@@ -61,7 +62,7 @@ class Hider:
         assert self.anonymizer is not None
         found = False
         if known:
-            text = " ".join(value.text if type(value) is JsonText else str(value) for value in hidden.values()).casefold()
+            text = " ".join(map(str, hidden.values())).casefold()
             found = any(len(entity.value) > 2 and re.search(rf"(?<!\w){re.escape(entity.value.casefold())}(?!\w)", text) for entity in known)
         if self.rows <= _CHECKED or self.rows % 100 == 0:
             self.checked += 1
@@ -73,10 +74,18 @@ class Hider:
     def _values(self, told: dict[str, Any], known: tuple[Known, ...]) -> dict[str, Any]:
         """Columns with their names as labels; those that are JSON stay JSON."""
         assert self.anonymizer is not None
-        read = {name: orjson.loads(value.text) if type(value) is JsonText else value for name, value in told.items() if not _empty(value)}
+        read = {name: orjson.loads(value) if name in self.encoded else value for name, value in told.items() if not self._empty(name, value)}
         hidden = self.anonymizer.value(read, known)
-        kept = {name: value for name, value in told.items() if _empty(value)}
-        return {**kept, **{name: _written(told[name], read[name], new) for name, new in zip(read, hidden.values(), strict=True)}}
+        kept = {name: value for name, value in told.items() if self._empty(name, value)}
+        return {**kept, **{name: self._written(name, told[name], read[name], new) for name, new in zip(read, hidden.values(), strict=True)}}
+
+    def _empty(self, name: str, value: Any) -> bool:
+        return value is None or (name in self.encoded and value in ("[]", "{}", "null"))
+
+    def _written(self, name: str, value: Any, read: Any, new: Any) -> Any:
+        if name not in self.encoded:
+            return new
+        return value if new == read else orjson.dumps(new).decode()
 
     def plain(self, value: Any) -> Any:
         """Anything else that is written beside the rows."""
@@ -101,16 +110,6 @@ class Hider:
     def save_table(self, path: Path) -> None:
         if self.anonymizer is not None and self.key_path is not None:
             self.anonymizer.save_table(path, self.key_path)
-
-
-def _empty(value: Any) -> bool:
-    return value is None or (type(value) is JsonText and value.text in ("[]", "{}", "null"))
-
-
-def _written(value: Any, read: Any, new: Any) -> Any:
-    if type(value) is not JsonText:
-        return new
-    return value if new == read else JsonText(orjson.dumps(new).decode())
 
 
 def _secret(path: Path | None) -> bytes | None:

@@ -3,16 +3,20 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import orjson
 
-from assay.traces.formats import JsonText
+from assay.traces.formats import JSON_COLUMNS
 
 __all__ = ["RowWriter", "trl_files"]
 
+_REPEATED = [  # columns whose values come again and again
+    "task", "task_type", "tools", "model", "weights", "adapters", "step_rewards", "status", "program", "program_version"
+]  # fmt: skip
 _BATCH = 2000  # rows of a Parquet row group
 _LINES = 500  # hashed and written at once
 _OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
@@ -29,6 +33,7 @@ class RowWriter:
         self.files: dict[str, dict[str, Any]] = {}
         self._digest, self._waiting = hashlib.sha256(), list[dict[str, Any]]()
         self._buffered: list[bytes] = []
+        self._json = JSON_COLUMNS if parquet else ()
         self._writer: Any = None
 
     def __enter__(self) -> "RowWriter":
@@ -36,7 +41,7 @@ class RowWriter:
         return self
 
     def write(self, row: dict[str, Any]) -> None:
-        self._buffered.append(_line(row))
+        self._buffered.append(_line(row, self._json))
         self.rows += 1
         if len(self._buffered) >= _LINES:
             self._put_lines()
@@ -55,10 +60,12 @@ class RowWriter:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        arrays = [pa.array(_column([row[name] for row in self._waiting], kind), type=kind) for name, kind in _schema()]
-        batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(_schema()))
+        schema = pa.schema(_schema())
+        columns = zip(*map(itemgetter(*schema.names), self._waiting), strict=True) if self._waiting else [()] * len(schema.names)
+        arrays = [pa.array(_column(values, field.type), type=field.type) for values, field in zip(columns, schema, strict=True)]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self.folder / "data.parquet", batch.schema, compression="snappy")
+            self._writer = pq.ParquetWriter(self.folder / "data.parquet", batch.schema, compression="snappy", use_dictionary=_REPEATED)
         self._writer.write_batch(batch)
         self._waiting = []
 
@@ -78,24 +85,18 @@ class RowWriter:
             self.files["data.parquet"] = {"rows": self.rows, "bytes": other.stat().st_size, "sha256": digest}
 
 
-def _line(row: dict[str, Any]) -> bytes:
+def _line(row: dict[str, Any], encoded: Sequence[str]) -> bytes:
     try:
-        return orjson.dumps(row, default=_fragment, option=_OPTIONS)
+        return orjson.dumps(row | {name: orjson.Fragment(row[name]) for name in encoded} if encoded else row, default=str, option=_OPTIONS)
     except TypeError:  # lone surrogates: as text
-        plain = {k: json.loads(v.text) if type(v) is JsonText else v for k, v in row.items()}
+        plain = row | {name: json.loads(row[name]) for name in encoded}
         return json.dumps(plain, ensure_ascii=False, default=str).encode("utf-8", "replace") + b"\n"
 
 
-def _fragment(value: Any) -> Any:
-    return orjson.Fragment(value.text) if type(value) is JsonText else str(value)
-
-
-def _column(values: list[Any], kind: Any) -> list[Any]:
+def _column(values: Sequence[Any], kind: Any) -> Sequence[Any]:
     import pyarrow as pa
 
-    if not values or not isinstance(values[0], JsonText):
-        return values
-    return [orjson.loads(value.text) for value in values] if pa.types.is_list(kind) else [value.text for value in values]
+    return orjson.loads(f"[{','.join(values)}]") if pa.types.is_list(kind) else values
 
 
 def _schema() -> list[tuple[str, Any]]:
