@@ -71,8 +71,10 @@ def _credit(function: Callable[..., Any]) -> Callable[..., Any]:
 @_options
 @_quality
 @click.option("--whole", is_flag=True, help="One row a conversation, as messages.")
+@click.option("--without-demos", is_flag=True, help="Leave out the demonstrations that a compiled program showed: the model learns to do without.")
 def sft(**values: Any) -> None:
     """Prompts and completions of good rollouts, one row an LM call."""
+    values["demos"] = not values.pop("without_demos")
     _export("sft", values)
 
 

@@ -22,6 +22,7 @@ _COMMANDS = {
     "run": "One prediction of a program or an artifact.",
     "serve": "A gateway that records any agent: OpenAI, Responses, Anthropic.",
     "traces": "Look at what happened.",
+    "train": "Train weights on exported traces.",
     "tune": "Search an agent's five parameters.",
 }
 

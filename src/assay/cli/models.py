@@ -17,6 +17,7 @@ def command() -> None:
 def list_models(as_json: bool) -> None:
     """Embedded models and where they lie. Every other name goes to DSPy and litellm (openai/…, ollama_chat/…)."""
     from assay.errors import ModelError
+    from assay.models.adapters import list_adapters, served_as
     from assay.models.registry import EMBEDDED, find_model
 
     rows = []
@@ -26,12 +27,15 @@ def list_models(as_json: bool) -> None:
         except ModelError:
             path = None
         rows.append({"name": f"embedded/{model.name}", "size": model.size, "licence": model.licence, "path": path})
+    adapters = [{"name": served_as(one), "sha256": one.sha256, "path": str(one.path)} for one in list_adapters()]
     if as_json:
-        print_json({"models": rows})
+        print_json({"models": rows, "adapters": adapters})
         return
     for row in rows:
         where = row["path"] or f"not here; fetch it with: assay models pull {str(row['name']).removeprefix('embedded/')}"
         click.echo(f"{row['name']}  {int(str(row['size'])) / 1e6:.0f} MB  {row['licence']}  {where}")
+    for adapter in adapters:
+        click.echo(f"{adapter['name']}  adapter {adapter['sha256'][:12]}…  {adapter['path']}")
 
 
 @command.command("pull")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import MissingExtra, ModelError
+from assay.models.adapters import with_adapters
 from assay.models.registry import find_model, spec
 
 __all__ = ["LINES", "LlamaBackend", "lines_grammar", "server_url"]
@@ -25,7 +26,7 @@ _SLOTS = 8  # more than the calls that run at once: each predictor of a program 
 _PROMPT_CACHE_MIB = 256  # prompts kept in memory beside the slots; the default of 8 GiB grows until it is full
 _CONTEXT = 16384  # tokens over all slots, shared; 22 kB of cache a token for SmolLM2-135M
 
-_servers: dict[Path, Any] = {}
+_servers: dict[tuple[Path, ...], Any] = {}
 _servers_lock = threading.Lock()
 
 
@@ -63,9 +64,9 @@ def _busy_cores(window_s: float) -> float:
     return (1 - (after[1] - before[1]) / (after[0] - before[0])) * (os.cpu_count() or 1)
 
 
-def _server(path: Path) -> Any:
+def _server(path: Path, adapters: tuple[Path, ...] = ()) -> Any:
     with _servers_lock:
-        if path not in _servers:
+        if (path, *adapters) not in _servers:
             # threads that wait for each other spin for milliseconds by default: two such processes on two cores stood still
             # (over 7 s a call; with this 2.1 s, and 0.8 s alone as before). Read when the library loads.
             os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -80,16 +81,26 @@ def _server(path: Path) -> Any:
             params.cpuparams.poll = params.cpuparams_batch.poll = 0  # sleep, do not spin: spinning starves busy machines
             params.cache_ram_mib = _PROMPT_CACHE_MIB
             params.verbosity = -1
+            params.lora_adapters = [_lora(file) for file in adapters]
             try:
-                _servers[path] = xllamacpp.Server(params)
+                _servers[path, *adapters] = xllamacpp.Server(params)
             except Exception as error:
                 raise ModelError(f"llama.cpp cannot load {path}: {error}") from error
-        return _servers[path]
+        return _servers[path, *adapters]
+
+
+def _lora(path: Path) -> Any:
+    import xllamacpp
+
+    info = xllamacpp.CommonAdapterLoraInfo()
+    info.path, info.scale = str(path), 1.0
+    return info
 
 
 def server_url(name: str) -> str:
     """Loopback address of the model's OpenAI-compatible HTTP server (llama.cpp's own)."""
-    return str(_server(find_model(name)).listening_address)
+    base, adapters = with_adapters(name)
+    return str(_server(find_model(base), tuple(one.gguf for one in adapters)).listening_address)
 
 
 class LlamaBackend:
@@ -115,10 +126,11 @@ class LlamaBackend:
     def __init__(self, name: str) -> None:
         if importlib.util.find_spec("xllamacpp") is None:
             raise MissingExtra("xllamacpp", "embedded")
-        self.spec = spec(name)
-        self.path = find_model(name)
+        base, adapters = with_adapters(name)
+        self.spec = spec(base)
+        self.path, self._lora = find_model(base), tuple(one.gguf for one in adapters)
         self.weights = self.spec.sha256
-        self.adapters: tuple[str, ...] = ()
+        self.adapters = tuple(one.sha256 for one in adapters)
 
     def __deepcopy__(self, memo: object) -> "LlamaBackend":
         return self
@@ -137,7 +149,7 @@ class LlamaBackend:
             body["grammar"] = lines_grammar(schema)
         body["logprobs"] = True  # token ids and behaviour log-probabilities belong to every transition
         body.setdefault("top_logprobs", 1)
-        raw = _server(self.path).handle_chat_completions(body)
+        raw = _server(self.path, self._lora).handle_chat_completions(body)
         raw = json.loads(raw) if isinstance(raw, str | bytes) else raw
         if "choices" not in raw:
             error = raw.get("error", raw)
@@ -153,7 +165,7 @@ class LlamaBackend:
 
     def _post(self, route: str, body: dict[str, Any]) -> Any:
         request = urllib.request.Request(
-            _server(self.path).listening_address + route,
+            _server(self.path, self._lora).listening_address + route,
             data=json.dumps(body).encode("utf-8", "replace"),
             headers={"Content-Type": "application/json"},
         )

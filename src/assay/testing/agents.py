@@ -66,12 +66,13 @@ class SyntheticAgent:
     Args:
         function: `ackley`, `rosenbrock` or `hartmann`.
         tasks: how many the benchmark has.
+        fixed: share of the tasks that are always right, or always wrong, half each, whatever the parameters.
     """
 
-    def __init__(self, function: str = "ackley", *, tasks: int = 50, seed: int = 0) -> None:
+    def __init__(self, function: str = "ackley", *, tasks: int = 50, seed: int = 0, fixed: float = 0.0) -> None:
         if function not in FUNCTIONS:
             raise ConfigError(f"function={function!r} must be one of {', '.join(FUNCTIONS)}")
-        self.function, self.seed, self.executed = function, seed, 0
+        self.function, self.seed, self.executed, self.fixed = function, seed, 0, fixed
         self.tasks: Sequence[str] = [f"task {number}" for number in range(tasks)]
         self.parameters = AgentParameters()
 
@@ -82,7 +83,8 @@ class SyntheticAgent:
         self.executed += 1
         key = json.dumps([self.seed, str(task), self.parameters.model_dump()])
         drawn = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
-        return drawn < self.success(self.parameters.model_dump())
+        kind = int.from_bytes(hashlib.sha256(f"{self.seed} {task}".encode()).digest()[:8], "big") / 2**64
+        return kind < self.fixed / 2 if kind < self.fixed else drawn < self.success(self.parameters.model_dump())
 
     def success(self, parameters: Mapping[str, Any]) -> float:
         """The true probability of a right answer; `best` at the optimum."""

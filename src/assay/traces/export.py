@@ -234,7 +234,7 @@ class _Export:
 
     def _sft_rows(self, kept: list[tuple[Episode, list[Turn], int]]) -> Iterator[dict[str, Any]]:
         for episode, turns, copies in kept:
-            for row in sft_rows(episode, turns, whole=self.config.whole):
+            for row in sft_rows(episode, turns, whole=self.config.whole, demos=self.config.demos):
                 key = hash(orjson.dumps([row.get("prompt"), row.get("completion"), row.get("messages")]))
                 if key in self._said_before:
                     self.left["rows that say what another of their task says"] += 1

@@ -24,6 +24,7 @@ class ExportConfig:
         kind: `sft`, `grpo`, `preferences` or `transitions`.
         min_quality: least rating or score of a rollout whose calls become SFT rows, and from which a KTO label is good.
         whole: SFT rows are whole conversations.
+        demos: SFT rows keep the demonstrations that a DSPy program showed.
         call: which call of a rollout is a GRPO prompt: `last`, `first` or `all`.
         margin: least difference in return of a preference pair; `unpaired` gives rows for KTO.
         returns, discount, step_weight, outcome_weight, outcome: see `assay.traces.credit`.
@@ -41,6 +42,7 @@ class ExportConfig:
     balance: Balance = field(default_factory=Balance)
     min_quality: float = 0.8
     whole: bool = False
+    demos: bool = True
     call: str = "last"
     margin: float = 0.1
     unpaired: bool = False
@@ -70,6 +72,8 @@ class ExportConfig:
             raise ConfigError(f"margin={self.margin!r} must be at least 0")
         if not (math.isfinite(self.step_weight) and math.isfinite(self.outcome_weight)):
             raise ConfigError(f"step_weight={self.step_weight!r} and outcome_weight={self.outcome_weight!r} must be finite numbers")
+        if not self.demos and (self.whole or self.kind != "sft"):
+            raise ConfigError("demos=False leaves demonstrations out of SFT rows of single calls; there are none elsewhere")
         if self.advantage == "batch" and self.by_outcome:
             raise ConfigError("by_outcome=True would have no effect on advantages over the whole batch")
         if self.balance.method == "over" and self.kind in ("grpo", "preferences"):

@@ -58,16 +58,19 @@ def _tools_json(turn: Turn) -> str:
     return orjson.dumps(chat_tools(turn.request)).decode()
 
 
-def sft_rows(episode: Episode, turns: Sequence[Turn], *, whole: bool) -> Iterator[Row]:
+def sft_rows(episode: Episode, turns: Sequence[Turn], *, whole: bool, demos: bool = True) -> Iterator[Row]:
     """`prompt` and `completion` as messages, one row an LM call; `tools` as JSON text, as TRL takes them.
 
     Args:
         whole: one row a conversation instead, as `messages`: calls whose messages a later call went on from are part of that one.
+        demos: with the demonstrations that a DSPy program showed; without them a model learns to do without (context distillation:
+            Snell, Klein, Zhong 2022, arXiv:2209.15189).
     """
     quality = episode.quality
     if not whole:
         for turn in turns:
-            prompt, completion = [_trained(m) for m in turn.messages], [_trained(turn.answer)]
+            asked = turn.messages if demos or turn.request.get("dialect") else _without_demos(turn.messages)
+            prompt, completion = [_trained(m) for m in asked], [_trained(turn.answer)]
             yield {"prompt": prompt, "completion": completion, "tools": _tools_json(turn), "quality": quality, **_where(episode, turn)}
         return
     said = [(turn, turn.messages) for turn in turns]
@@ -76,6 +79,12 @@ def sft_rows(episode: Episode, turns: Sequence[Turn], *, whole: bool) -> Iterato
             continue
         whole_row = {"messages": [_trained(m) for m in [*messages, turn.answer]], "tools": _tools_json(turn), "quality": quality}
         yield {**whole_row, **_where(episode, turn)}
+
+
+def _without_demos(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is before the conversation, and the last thing that was asked: DSPy puts demonstrations between."""
+    last = max((at for at, message in enumerate(messages) if message.get("role") == "user"), default=0)
+    return [*(m for m in messages[:last] if m.get("role") in ("system", "developer")), *messages[last:]]
 
 
 def _goes_on(later: Sequence[Mapping[str, Any]], said: Sequence[Mapping[str, Any]]) -> bool:

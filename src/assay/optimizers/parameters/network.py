@@ -80,7 +80,7 @@ class TorchPolicy(NumpyPolicy):
         spread = torch.exp(leaves["log_sigma"])
         z = ((a - mean) / held).detach()
         width = -torch.log(spread) / 2 - (z * held / spread) ** 2 / 4  # half the deviation's part
-        (advantage * (centre + width).sum()).backward()  # type: ignore[no-untyped-call]
+        (advantage * (centre + width).sum()).backward()
         for name in names:
             gradient = leaves[name].grad
             assert gradient is not None

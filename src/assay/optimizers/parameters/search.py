@@ -11,7 +11,7 @@ from assay.errors import Cancelled, ModelError, ProgramError, StopRun, StoreErro
 from assay.optimizers.metrics import TaskRun, measure
 from assay.optimizers.parameters.arena import Arena
 from assay.optimizers.parameters.pruning import worse_on_the_same_tasks
-from assay.optimizers.parameters.smoothing import smoothed
+from assay.optimizers.parameters.smoothing import Expected, smoothed
 from assay.optimizers.parameters.space import Point, Space
 from assay.optimizers.parameters.study import OBJECTIVES, RETRIES, SearchConfig
 from assay.optimizers.session import Progress
@@ -265,33 +265,45 @@ def outcome_of(study: "optuna.Study", space: Space, config: SearchConfig, tasks:
     expected = _expected(done, space) if config.objectives[0] == "score" else {}
     best = _best([trial for trial in complete if len(config.objectives) == 1 or trial.number in front], config, expected)
     saved, notes = 1 - sum(len(t.scores) for t in done) / max(1, tasks * len(done)), _told_apart(best, complete, expected)
-    return SearchOutcome(best, default, trials, ran, saved, front, expected, notes)
+    means = {number: found.mean for number, found in expected.items()}
+    return SearchOutcome(best, default, trials, ran, saved, [best.number] if len(config.objectives) == 1 else front, means, notes)
 
 
-def _expected(trials: Sequence[TrialResult], space: Space) -> dict[int, float]:
-    seen = [(t, values) for t in trials if (values := [value for value in t.scores.values() if value is not None])]
+def _expected(trials: Sequence[TrialResult], space: Space) -> dict[int, Expected]:
+    seen = [(t, values) for t in trials if (values := {task: value for task, value in t.scores.items() if value is not None})]
     return dict(zip((t.number for t, _ in seen), smoothed([t.point for t, _ in seen], [values for _, values in seen], space), strict=True))
 
 
-def _told_apart(best: TrialResult, trials: Sequence[TrialResult], expected: Mapping[int, float]) -> list[str]:
+def _told_apart(best: TrialResult, trials: Sequence[TrialResult], expected: Mapping[int, Expected]) -> list[str]:
     """Says so where the best is not the trial with the highest score of its own."""
     top = max(trials, key=lambda trial: trial.values.get("score") or 0.0)
     if not expected or (top.values["score"] or 0.0) - (best.values["score"] or 0.0) <= _LEVEL:
         return []
-    return [
-        f"trial {top.number} scored highest, {top.values['score']:.3g}; by the trials around them {expected[top.number]:.3g} is expected of it "
-        f"and {expected[best.number]:.3g} of trial {best.number}, which scored {best.values['score']:.3g}"
-    ]
+    scores = f"trial {top.number} scored highest, {top.values['score']:.3g}, and trial {best.number} scored {best.values['score']:.3g}"
+    high, chosen = expected[top.number].mean, expected[best.number].mean
+    if high - chosen > _LEVEL or best.tokens is None or top.tokens is None or chosen - high > _LEVEL:
+        return [f"{scores}; by the trials around them {high:.3g} is expected of the one, {chosen:.3g} of the other"]
+    return [f"{scores}; by the trials around them the two are level, and {best.tokens:.0f} tokens a task are fewer than {top.tokens:.0f}"]
 
 
-def _best(trials: Sequence[TrialResult], config: SearchConfig, expected: Mapping[int, float]) -> TrialResult:
-    """The best by the first objective, a score by what is expected; of those that are level with it the one with the fewest tokens."""
+def _best(trials: Sequence[TrialResult], config: SearchConfig, expected: Mapping[int, Expected]) -> TrialResult:
+    """The best by the first objective; of those that are level with it the one with the fewest tokens.
+
+    Scores go by what is expected; a trial whose own score is more than a standard error below that of the best one is not level
+    with it, however flat the expectation.
+    """
     first = config.objectives[0]
     sign = 1 if OBJECTIVES[first] == "maximize" else -1
-    known = [(sign * expected.get(trial.number, value), trial) for trial in trials if (value := trial.values[first]) is not None]
-    least = max(value for value, _ in known) - (_LEVEL if first == "score" else 0.0)
-    level = [trial for value, trial in known if value >= least]
-    return min(level, key=lambda trial: (math.inf if trial.tokens is None else trial.tokens, trial.number))
+    known = [(sign * value, trial) for trial in trials if (value := trial.values[first]) is not None]
+    worth = {trial.number: expected[trial.number].mean if trial.number in expected else value for value, trial in known}
+    own = {trial.number: value for value, trial in known}
+    top = max((trial for _, trial in known), key=lambda trial: (worth[trial.number], own[trial.number]))
+    doubt = expected[top.number].error if top.number in expected else 0.0
+    slack = _LEVEL if first == "score" else 0.0
+    level = [
+        trial for value, trial in known if worth[trial.number] >= worth[top.number] - slack and value >= own[top.number] - max(doubt, slack)
+    ]
+    return min(level, key=lambda trial: (math.inf if trial.tokens is None else trial.tokens, -worth[trial.number], -own[trial.number], trial.number))
 
 
 def _result(trial: Any, space: Space, config: SearchConfig) -> TrialResult:

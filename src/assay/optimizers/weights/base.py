@@ -1,0 +1,126 @@
+"""The model in torch that is trained, and what it is checked against. Needs the extra `train`."""
+
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from assay.errors import MissingExtra, ModelError
+from assay.models.adapters import Adapter, with_adapters
+from assay.models.registry import find_model, model_home
+
+__all__ = ["Policy", "load_policy", "quiet", "tokenizer_sha"]
+
+
+@dataclass
+class Policy:
+    """A causal model with its tokenizer. `embedded` is the name of the embedded model it was made from, None for others;
+    `merged` are the adapters that are part of its weights already."""
+
+    name: str
+    model: Any
+    tokenizer: Any
+    embedded: str | None
+    merged: tuple[Adapter, ...] = ()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Bars and warnings of transformers off: what a run says, it says by its own progress."""
+    import datasets
+    from transformers.utils import logging as theirs
+
+    level, shown = theirs.get_verbosity(), theirs.is_progress_bar_enabled()
+    theirs.set_verbosity_error()
+    theirs.disable_progress_bar()
+    drawn = datasets.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    loud = logging.getLogger("accelerate").level
+    logging.getLogger("accelerate").setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        theirs.set_verbosity(level)
+        logging.getLogger("accelerate").setLevel(loud)
+        if shown:
+            theirs.enable_progress_bar()
+        if not drawn:
+            datasets.enable_progress_bars()
+
+
+def load_policy(name: str) -> Policy:
+    """The model by name in 32-bit floats: an embedded one with its adapters merged in order, or one of the hub or a folder.
+
+    Raises:
+        MissingExtra: torch, transformers or peft is not installed.
+        ModelError: it cannot be loaded.
+    """
+    try:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ImportError as error:
+        raise MissingExtra(str(error.name), "train") from error
+    embedded, adapters, source = None, tuple[Adapter, ...](), name
+    if name.startswith("embedded/"):
+        embedded, adapters = with_adapters(name)
+        source = str(_unpacked(embedded))
+    try:
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(source)
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{name!r} cannot be loaded to be trained: {str(error).partition(chr(10))[0]}") from error
+    for adapter in adapters:
+        model = _merged(model, adapter.path)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return Policy(name, model, tokenizer, embedded, adapters)
+
+
+def _merged(model: Any, path: Path) -> Any:
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(model, str(path)).merge_and_unload()
+
+
+def _unpacked(name: str) -> Path:
+    """The folder with an embedded model's weights as torch reads them, unpacked from GGUF the first time (a quarter of a minute)."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = find_model(name)
+    with open(source, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()[:12]
+    target = model_home() / f"{name}-{digest}-torch"
+    if target.is_dir():
+        return target
+    model_home().mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{target}.lock"):
+        if target.is_dir():
+            return target
+        if shutil.disk_usage(target.parent).free < 8 * source.stat().st_size:
+            raise ModelError(f"{target.parent} has too little room: {8 * source.stat().st_size / 1e6:.0f} MB are needed to unpack {name}")
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".unpacked-") as scratch, quiet():
+            ready = Path(scratch) / "model"
+            tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+            model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+            if (quantizer := getattr(model, "hf_quantizer", None)) is not None:
+                quantizer.remove_quantization_config(model)
+            model.save_pretrained(ready)
+            tokenizer.save_pretrained(ready)
+            os.rename(ready, target)
+    return target
+
+
+def tokenizer_sha(tokenizer: Any) -> str:
+    """What makes two tokenizers the same: the sha256 of their vocabulary in order of its ids."""
+    words: Sequence[tuple[str, int]] = sorted(tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0]))
+    return hashlib.sha256("\0".join(f"{at}\1{word}" for word, at in words).encode("utf-8", "replace")).hexdigest()

@@ -1,0 +1,265 @@
+"""Weights: what is read, trained, kept, served; and what is refused. Training takes steps of the real small model on CPU."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from assay.errors import Cancelled, ConfigError, DataError, ModelError
+from assay.models import get_lm
+from assay.models.adapters import find_adapter, keep_adapter, list_adapters, with_adapters
+from assay.models.lora import _permuted
+from assay.optimizers.weights import SFTConfig, read_sft, train_sft
+
+
+def row(at: int, **more: Any) -> dict[str, Any]:
+    said = {"role": "assistant", "content": f"call: add({at}, 1)"}
+    return {"prompt": [{"role": "user", "content": f"How much is {at} + 1?"}], "completion": [said], "task": f"t{at}", "quality": 1.0, **more}
+
+
+def lines(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in rows))
+    return path
+
+
+# -- rows
+
+
+def test_tasks_are_held_out_whole_and_the_same_ones_again(tmp_path: Path) -> None:
+    path = lines(tmp_path / "d.jsonl", [row(at // 2) for at in range(40)])
+    data = read_sft(path, min_quality=0.8, held_out=0.2, seed=0)
+    prompts = [{r["prompt"][0]["content"] for r in part} for part in (data.train, data.held_out)]
+    assert (len(data.train), len(data.held_out), data.tasks) == (32, 8, 20)
+    assert not prompts[0] & prompts[1]
+    assert read_sft(path, min_quality=0.8, held_out=0.2, seed=0).held_out == data.held_out
+    assert read_sft(path, min_quality=0.8, held_out=0.2, seed=1).held_out != data.held_out
+    assert read_sft(lines(tmp_path / "one.jsonl", [row(1)] * 4), min_quality=0.8, held_out=0.5, seed=0).held_out == []
+
+
+def test_rows_that_are_not_good_are_left_out_and_counted(tmp_path: Path) -> None:
+    empty = [{"role": "assistant", "content": " "}]
+    rows = [row(1), row(2, quality=0.79), row(3, completion=empty), row(4, quality=-1), row(5, quality="good"), row(6, quality=None), ""]
+    data = read_sft(lines(tmp_path / "d.jsonl", rows), min_quality=0.8, held_out=0, seed=0)
+    assert len(data.train) == 2
+    assert data.left_out == Counter({"below the quality of 0.8": 3, "with an empty completion": 1})
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "it is empty"),
+        (["{"], "line 1 is no JSON"),
+        ([row(1), "[]"], "line 2: 'prompt' must be a list of messages"),
+        ([{"prompt": "text", "completion": "text"}], "'prompt' must be a list of messages"),
+        ([row(1, completion=[])], "'completion' must be a list"),
+        ([row(1, quality=0.1)], "below the quality of 0.8"),
+    ],
+)
+def test_what_is_no_training_data_is_refused(tmp_path: Path, rows: list[Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        read_sft(lines(tmp_path / "d.jsonl", rows), min_quality=0.8, held_out=0.1, seed=0)
+
+
+def test_an_export_must_be_of_the_kind_and_as_it_was_written(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot be read"):
+        read_sft(tmp_path / "none.jsonl", min_quality=0.8, held_out=0.1, seed=0)
+    with pytest.raises(DataError, match="has no manifest"):
+        read_sft(tmp_path, min_quality=0.8, held_out=0.1, seed=0)
+    lines(tmp_path / "data.jsonl", [row(1)])
+    for told, message in (
+        ({"format": 1, "kind": "grpo", "files": {}, "passed": True}, "is an export for grpo"),
+        ({"format": 9, "kind": "sft", "files": {}, "passed": True}, "update assay"),
+        ({"format": 1, "kind": "sft", "files": {"data.jsonl": {"sha256": "0"}}, "passed": True}, "was changed after the export"),
+        ({"kind": "sft"}, "cannot be read: KeyError"),
+    ):
+        (tmp_path / "manifest.json").write_text(json.dumps(told))
+        with pytest.raises(DataError, match=message):
+            read_sft(tmp_path, min_quality=0.8, held_out=0.1, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 0}, "epochs=0 must be at least 1"),
+        ({"learning_rate": float("nan")}, "learning_rate=nan must be above 0"),
+        ({"min_quality": 2}, "min_quality=2 must be between 0 and 1"),
+        ({"held_out": 0.9}, "held_out=0.9 must be between"),
+        ({"max_length": 3}, "must be at least 16 tokens"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SFTConfig(**options)
+
+
+# -- adapters
+
+
+@given(st.sampled_from([1, 3, 9]), st.integers(1, 8), st.integers(1, 5))
+@settings(max_examples=30, deadline=None)
+def test_rows_of_a_projection_are_put_in_pairs_and_none_is_lost(heads: int, half: int, width: int) -> None:
+    rows = np.arange(heads * 2 * half * width).reshape(heads * 2 * half, width)
+    moved = _permuted(rows, heads)
+    assert sorted(map(tuple, moved)) == sorted(map(tuple, rows))
+    for head in range(heads):
+        for pair in range(half):
+            at = head * 2 * half
+            assert (moved[at + 2 * pair] == rows[at + pair]).all()
+            assert (moved[at + 2 * pair + 1] == rows[at + half + pair]).all()
+
+
+def lora(folder: Path, *, hidden: int = 576, rank: int = 2, scale: float = 0.5) -> Path:
+    """A small LoRA of one projection of the embedded model, as PEFT would write it."""
+    from safetensors.numpy import save_file
+
+    folder.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    name = "base_model.model.model.layers.0.mlp.down_proj"
+    weights = {f"{name}.lora_A.weight": random.normal(size=(rank, 1536)), f"{name}.lora_B.weight": random.normal(size=(hidden, rank)) * scale}
+    save_file({key: value.astype(np.float32) for key, value in weights.items()}, str(folder / "adapter_model.safetensors"))
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": 4}))
+    return folder
+
+
+def test_an_adapter_is_kept_whole_served_by_name_and_held_to_its_place(embedded: str, tmp_path: Path) -> None:
+    first = keep_adapter("first", lora(tmp_path / "a"), base="smollm2-135m")
+    second = keep_adapter("second", lora(tmp_path / "b", scale=0.1), base="smollm2-135m", after=[first])
+    assert [one.name for one in list_adapters()] == ["first", "second"]
+    assert with_adapters(f"{embedded}+first+second")[1] == (first, second)
+    model = get_lm(f"{embedded}+first+second", cache=None)
+    assert model.engine.backend.adapters == (first.sha256, second.sha256)
+    for wrong, message in (
+        ("+second", r"was trained as embedded/smollm2-135m\+first\+second"),
+        ("+second+first", "is nothing elsewhere"),
+        ("+none", "no adapter is called 'none'"),
+        ("+../first", "cannot name an adapter"),
+        ("+", "cannot name an adapter"),
+    ):
+        with pytest.raises((ModelError, ConfigError), match=message):
+            get_lm(embedded + wrong)
+    with pytest.raises(ConfigError, match="there is an adapter 'first'"):
+        keep_adapter("first", lora(tmp_path / "c"), base="smollm2-135m")
+    second.gguf.write_bytes(b"changed")
+    with pytest.raises(ModelError, match="is not the file that was kept"):
+        find_adapter("second")
+    told = json.loads((first.path / "adapter.json").read_text())
+    (first.path / "adapter.json").write_text(json.dumps({**told, "base_sha256": "0" * 64, "base": "embedded/other"}))
+    with pytest.raises(ModelError, match="was trained on embedded/other, not on smollm2-135m"):
+        get_lm(f"{embedded}+first")
+    (first.path / "adapter.json").write_text(json.dumps({**told, "format": 9}))
+    with pytest.raises(ModelError, match="update assay"):
+        find_adapter("first")
+
+
+def test_what_llama_cpp_could_not_serve_is_not_kept(embedded: str, tmp_path: Path) -> None:
+    odd = lora(tmp_path / "odd")
+    (odd / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4, "use_dora": True}))
+    with pytest.raises(ModelError, match="no plain LoRA"):
+        keep_adapter("odd", odd, base="smollm2-135m")
+    assert list_adapters() == []
+    assert not list(Path(".assay/adapters").glob("*"))
+
+
+# -- training
+
+
+@pytest.mark.slow
+def test_a_warm_up_learns_a_format_and_is_served_at_once(embedded: str, tmp_path: Path) -> None:
+    path = lines(tmp_path / "d.jsonl", [row(at) for at in range(64)] + [row(99, prompt=[{"role": "user", "content": "long " * 500}])])
+    report = train_sft(path, "adds", SFTConfig(epochs=2, max_length=128, rank=4, learning_rate=2e-3, evaluations=3))
+    assert report.name == f"{embedded}+adds"
+    assert report.left_out == {"of more than 128 tokens": 1}
+    held_out = [report.held_out_loss[step] for step in sorted(report.held_out_loss)]
+    assert held_out[-1] < 0.3 * held_out[0]
+    assert report.best_step == min(report.held_out_loss, key=lambda step: (report.held_out_loss[step], step))
+    assert report.agreement == 1.0
+    asked = {"messages": [{"role": "user", "content": "How much is 407 + 1?"}], "temperature": 0.0}
+    answers = [get_lm(name, cache=None)(**asked)[0] for name in (embedded, report.name)]
+    assert "call: add(407, 1)" not in str(answers[0])
+    assert "call: add(407, 1)" in str(answers[1])
+    assert not (tmp_path / ".assay" / "training" / "adds").exists()
+    with pytest.raises(ConfigError, match="there is an adapter 'adds'"):
+        train_sft(path, "adds", SFTConfig())
+    again = train_sft(path, "more", SFTConfig(model=f"{embedded}+adds", epochs=1, max_length=128, rank=4))
+    assert again.name == f"{embedded}+adds+more"
+    assert again.held_out_loss[0] == pytest.approx(min(held_out), rel=0.2)  # it begins where the first one ended
+
+
+@pytest.mark.slow
+def test_a_killed_warm_up_goes_on_to_the_same_curve(embedded: str, tmp_path: Path) -> None:
+    path = lines(tmp_path / "d.jsonl", [row(at) for at in range(40)])
+    options = ["--epochs", "2", "--rank", "4", "--max-length", "128", "--patience", "9"]
+    command = [sys.executable, "-m", "assay", "train", "sft", str(path), *options]
+    whole = subprocess.run([*command, "--name", "whole", "--json"], capture_output=True, text=True, timeout=600)
+    assert whole.returncode == 0, whole.stderr[-3000:]
+    told = json.loads(whole.stdout)
+    running = subprocess.Popen([*command, "--name", "cut"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    checkpoints = Path(".assay/training/cut/checkpoints")
+    for _ in range(600):
+        if list(checkpoints.glob("checkpoint-*/trainer_state.json")) or running.poll() is not None:
+            break
+        time.sleep(0.2)
+    running.send_signal(signal.SIGTERM)
+    _, said = running.communicate(timeout=300)
+    assert running.returncode == 130, said[-3000:]
+    assert "with a checkpoint in" in said
+    other = subprocess.run([*command, "--name", "cut", "--resume", "--rank", "8"], capture_output=True, text=True, timeout=300)
+    assert other.returncode == 2
+    assert "had another rank" in other.stderr
+    resumed = subprocess.run([*command, "--name", "cut", "--resume", "--json"], capture_output=True, text=True, timeout=600)
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    again = json.loads(resumed.stdout)
+    assert again["steps"] == told["steps"]
+    for curve in ("loss", "held_out_loss"):
+        assert again[curve].keys() == told[curve].keys()
+        assert list(again[curve].values()) == pytest.approx(list(told[curve].values()), rel=1e-3)
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_no_number_keeps_the_last_good_weights(embedded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = lines(tmp_path / "d.jsonl", [row(at) for at in range(40)])
+    import torch
+    from trl import SFTTrainer
+
+    plain = SFTTrainer.compute_loss
+
+    def broken(self: Any, *args: Any, **options: Any) -> Any:
+        found = plain(self, *args, **options)
+        bad = self.model.training and self.state.global_step >= 3
+        return found * torch.nan if bad and not isinstance(found, tuple) else found
+
+    monkeypatch.setattr(SFTTrainer, "compute_loss", broken)
+    report = train_sft(path, "cut", SFTConfig(epochs=2, max_length=128, rank=4, evaluations=9))
+    assert report.stopped is not None
+    assert "was no number at step 4" in report.stopped
+    assert np.isfinite(find_weights(report.path)).all()
+    with pytest.raises(ModelError, match="lower --learning-rate"):
+        train_sft(path, "none", SFTConfig(epochs=1, max_length=128, rank=4, evaluations=1))
+
+
+def find_weights(path: Path) -> np.ndarray:
+    from safetensors.numpy import load_file
+
+    return np.concatenate([value.ravel() for value in load_file(str(path / "adapter_model.safetensors")).values()])
+
+
+def test_nothing_to_resume_and_rows_that_are_all_too_long_are_said(embedded: str, tmp_path: Path) -> None:
+    path = lines(tmp_path / "d.jsonl", [row(at) for at in range(4)])
+    with pytest.raises(ConfigError, match="nothing to resume"):
+        train_sft(path, "x", SFTConfig(), resume=True)
+    with pytest.raises(DataError, match="of more than 16 tokens"):
+        train_sft(path, "x", SFTConfig(max_length=16))
+    with pytest.raises(ModelError, match="cannot be loaded to be trained"):
+        train_sft(path, "x", SFTConfig(model=str(tmp_path / "no-model")))
+    assert os.listdir(".assay/adapters") == [] if Path(".assay/adapters").exists() else True
+    assert issubclass(Cancelled, BaseException)
