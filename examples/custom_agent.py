@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from assay.optimizers import RLTrainer
-from assay.optimizers.parameters import AgentArena, Point, SearchConfig, Space, open_study, search
+from assay.optimizers.parameters import AgentArena, Point, SearchConfig, Space, in_figures, open_study, search
 from assay.programs import RANGES, AgentParameters
 
 
@@ -72,5 +72,5 @@ if arguments.json:
     print(json.dumps(found))
 else:
     for side, entry in found.items():
-        settings = ", ".join(f"{name} {value:.3g}" for name, value in entry["parameters"].items())
+        settings = ", ".join(f"{name} {in_figures(value)}" for name, value in entry["parameters"].items())
         print(f"{side}: {100 * entry['score']:.0f} % of the sealed tasks with {settings}")

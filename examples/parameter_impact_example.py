@@ -10,6 +10,7 @@ import json
 
 import assay
 from assay.cli.shared import Console
+from assay.optimizers.parameters import in_figures
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--program", default="math_qa")
@@ -38,7 +39,7 @@ if arguments.json:
     print(json.dumps(report.to_dict()))
 else:
     for effect in report.found.effects:
-        print(f"{effect.parameter} {effect.value:.3g}: {', '.join(f'{name} {effect.cell(name)}' for name in report.found.measured)}")
+        print(f"{effect.parameter} {in_figures(effect.value)}: {', '.join(f'{name} {effect.cell(name)}' for name in report.found.measured)}")
     for name, weights in report.importance.items():
         print(f"importance by {name}: {', '.join(f'{parameter} {weight:.2f}' for parameter, weight in weights.items())}")
     print(f"written: {report.page or report.folder}")

@@ -9,7 +9,7 @@ import json
 import sys
 
 from assay.optimizers import RLTrainer
-from assay.optimizers.parameters import Episode
+from assay.optimizers.parameters import Episode, in_figures
 from assay.testing import SyntheticAgent
 
 parser = argparse.ArgumentParser()
@@ -27,7 +27,7 @@ after = trainer.get_best_parameters()
 
 
 def line(episode: Episode) -> str:
-    moved = ", ".join(f"{name} {step:+.3g}" for name, step in episode.adjustments.items() if step)
+    moved = ", ".join(f"{name} {'+' if step > 0 else ''}{in_figures(step)}" for name, step in episode.adjustments.items() if step)
     return f"episode {episode.number:3}: overall {episode.overall:.2f}, {episode.improvement:+.2f}: {episode.meaning}. {moved}"
 
 
@@ -41,5 +41,5 @@ else:
     for episode in outcome.history:
         print(line(episode), file=sys.stderr)
     for side, entry in found.items():
-        settings = ", ".join(f"{name} {value:.3g}" for name, value in entry["parameters"].items())
+        settings = ", ".join(f"{name} {in_figures(value)}" for name, value in entry["parameters"].items())
         print(f"{side}: right {100 * entry['score']:.0f} % of the time, {100 * entry['of_optimum']:.0f} % of the optimum, with {settings}")

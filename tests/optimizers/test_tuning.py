@@ -20,13 +20,14 @@ from hypothesis import strategies as st
 import assay
 from assay.errors import BudgetExceeded, Cancelled, ConfigError, MissingExtra, ModelError, ParameterError, ProgramError, StoreError
 from assay.optimizers.metrics import AgentEvaluator, AgentMetrics, Budget, TaskRun, before_and_after, measure, run_of
-from assay.optimizers.parameters import AgentArena, Point, SearchConfig, Space, open_study, search
-from assay.optimizers.parameters.page import importance, write_page
+from assay.optimizers.parameters import AgentArena, Point, SearchConfig, Space, in_figures, open_study, search
+from assay.optimizers.parameters.impact import impact
+from assay.optimizers.parameters.page import _seen, importance, write_page
 from assay.optimizers.parameters.search import put_back_all
 from assay.optimizers.parameters.smoothing import smoothed
 from assay.programs import RANGES, Agent
 from assay.rubrics import JudgeSpec
-from assay.testing import scripted_lm
+from assay.testing import SyntheticAgent, scripted_lm
 from assay.traces import Rollout, ToolCall, Transition
 from assay.tuning import TuneConfig
 
@@ -218,27 +219,30 @@ def test_a_lucky_trial_among_poor_ones_is_not_the_best() -> None:
     random = np.random.default_rng(0)
     places = np.linspace(0.1, 1.1, 30)
     chances = 0.9 - 0.8 * np.abs(places - 0.8)
-    values = [(random.random(20) < chance).astype(float).tolist() for chance in chances]
-    values[1] = [1.0] * 20  # luck, far from where it is good
+    values = [{str(task): float(random.random() < chance) for task in range(20)} for chance in chances]
+    values[1] = {str(task): 1.0 for task in range(20)}  # luck, far from where it is good
     points = [Point("agent", {"temperature": float(place)}) for place in places]
-    expected = smoothed(points, values, space)
+    found = smoothed(points, values, space)
+    expected, own = (np.array([getattr(each, name) for each in found]) for name in ("mean", "own"))
     assert abs(places[int(np.argmax(expected))] - 0.8) < 0.15
-    assert np.abs(np.array(expected) - chances).mean() < np.abs(np.array([np.mean(own) for own in values]) - chances).mean()
-    assert smoothed(points[:9], values[:9], space) == [np.mean(own) for own in values[:9]]
-    assert smoothed(points, [[1.0]] * 30, space) == [1.0] * 30
+    assert np.abs(expected - chances).mean() < np.abs(own - chances).mean()
+    assert [each.own for each in found] == pytest.approx([np.mean(list(trial.values())) for trial in values])
+    assert all(each.mean == each.own for each in smoothed(points[:9], values[:9], space))
+    assert all(each.mean == 1.0 for each in smoothed(points, [{"a": 1.0}] * 30, space))
     assert smoothed([], [], space) == []
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=6), min_size=10, max_size=25), st.integers(0, 100))
-def test_what_is_expected_is_a_number_for_any_trials(values: list[list[float]], seed: int) -> None:
+@given(st.lists(st.dictionaries(st.sampled_from("abcdefgh"), st.floats(0, 1), min_size=1, max_size=6), min_size=10, max_size=25), st.integers(0, 100))
+def test_what_is_expected_is_a_number_for_any_trials(values: list[dict[str, float]], seed: int) -> None:
     space = Space(programs=["a", "b"], acting={"a": list(RANGES), "b": ["temperature"]})
     random = np.random.default_rng(seed)
     points = [
         Point(program, {name: space.at(name, random.random()) for name in space.searched(program)})
         for program in random.choice(["a", "b"], len(values))
     ]
-    assert np.isfinite(smoothed(points, values, space)).all()
+    found = smoothed(points, values, space)
+    assert np.isfinite([(each.own, each.error, each.mean) for each in found]).all()
 
 
 def test_several_objectives_give_a_front() -> None:
@@ -406,7 +410,7 @@ def tuned(tmp_path: Path, **options: Any) -> Any:
     program = options.pop("program", Guesses())
     return assay.tune(
         program, rubric=tmp_path / "r.yaml", data=str(tmp_path / "d.jsonl"), lm=options.pop("lm", scripted_lm(cool)),
-        store=tmp_path / ".assay" / "a.db", **{"trials": 12, **options},
+        store=tmp_path / ".assay" / "a.db", **(({"trials": 12} if options.get("method", "optuna") == "optuna" else {}) | options),
     )  # fmt: skip
 
 
@@ -546,7 +550,9 @@ def test_a_policy_tunes_a_program(tmp_path: Path) -> None:
     assert data["method"] == "policy"
     assert data["best"]["temperature"] < 0.7
     assert data["test"]["tuned"]["score"] > data["test"]["default"]["score"]
-    assert data["trials"] == 25
+    assert data["trials"] == len(data["history"]) == 25
+    assert {"metrics", "parameters", "adjustments", "improvement", "meaning"} <= data["history"][3].keys()
+    assert data["confirmed"][0]["overall"] is not None
     assert json.loads(json.dumps(data, allow_nan=False))
     with pytest.raises(ConfigError, match="must be one of optuna, policy"):
         tuned(tmp_path, method="magic")
@@ -671,3 +677,108 @@ def test_evaluators_give_metrics_between_0_and_1() -> None:
 def test_a_missing_package_can_be_told_from_another_host() -> None:
     error = pickle.loads(pickle.dumps(MissingExtra("ray", "ray")))
     assert (type(error), str(error)) == (MissingExtra, str(MissingExtra("ray", "ray")))
+
+
+# -- what a reader found
+
+
+def test_a_study_that_is_gone_at_the_end_costs_the_pictures_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import assay.tuning.run
+
+    decide = assay.tuning.run._decide
+
+    def gone(*args: Any) -> None:
+        for file in (tmp_path / ".assay").glob("studies.db*"):
+            file.unlink()
+        decide(*args)
+
+    monkeypatch.setattr(assay.tuning.run, "_decide", gone)
+    report = tuned(tmp_path, trials=4)
+    assert report.page is None
+    assert any("no page: the study at" in note for note in report.notes)
+    assert report.to_dict()["test"]["tuned"]["score"] is not None
+
+
+def test_a_study_is_not_gone_on_with_by_another_program_of_the_same_name(tmp_path: Path) -> None:
+    report = tuned(tmp_path, trials=3, study="s")
+    assert report.to_dict()["trials"] == 3
+
+    class Other(Guesses):
+        pass
+
+    Other.__module__, Other.__qualname__ = Guesses.__module__, Guesses.__qualname__
+    other = Other()
+    other.answer.demos = [dspy.Example(question="number 1 of all", answer="yes")]
+    with pytest.raises(ConfigError, match="searches something else: versions"):
+        tuned(tmp_path, trials=4, study="s", program=other)
+
+
+def test_runs_are_counted_with_their_samples(tmp_path: Path) -> None:
+    data = tuned(tmp_path, trials=2, samples=2, pruner="none").to_dict()
+    assert data["task_runs"] == 2 * sum(trial["n"] for trial in data["history"])
+
+
+def test_what_is_hard_for_all_is_no_luck_and_level_trials_are_not_all_alike() -> None:
+    agent = SyntheticAgent("hartmann", seed=1, fixed=0.6)
+    settings = SearchConfig(seed=1, trials=40)
+    found = search(AgentArena(agent, agent.right), agent.tasks, ALL, settings, open_study("fixed", None, ALL, settings))
+    spread = max(found.expected.values()) - min(found.expected.values())
+    assert spread > 0.05  # with the tasks' own difficulty as noise all were level
+    assert agent.success(found.best.point.parameters) > 0.9 * agent.best
+    assert found.front == [found.best.number]
+
+
+def test_a_pruned_trial_counts_as_if_it_had_run_all() -> None:
+    hard, easy = {f"h{n}": 0.0 for n in range(5)}, {f"e{n}": 1.0 for n in range(5)}
+    trials = [hard | easy for _ in range(9)] + [hard]
+    found = smoothed([Point("agent", {"temperature": 0.5})] * 10, trials, TWO)
+    assert [each.own for each in found] == pytest.approx([0.5] * 10)
+
+
+def test_pictures_of_another_objective_show_it_for_pruned_trials_too() -> None:
+    settings = SearchConfig(trials=12, objectives=("latency",), pruner="hyperband", block=2)
+    study = open_study("latency", None, TWO, settings)
+    search(AgentArena(Aims(), Aims.right), TASKS, TWO, settings, study)
+    assert all(trial.values[0] < 0.05 for trial in _seen(study).trials)
+
+
+def test_an_impact_goes_on_past_a_value_that_cannot_be_and_knows_a_score_that_is_none() -> None:
+    class Fussy(Aims):
+        def set_parameters(self, parameters: Mapping[str, Any]) -> None:
+            if parameters["max_steps"] == 50:
+                raise ValueError("too many")
+            super().set_parameters(parameters)
+
+    start = Point("agent", {"temperature": 0.7, "max_steps": 10})
+    found = impact(AgentArena(Fussy(), Aims.right), TASKS, TWO, start, levels=2)
+    assert [(effect.parameter, effect.value) for effect in found.effects] == [("temperature", 0.1), ("temperature", 2.0), ("max_steps", 1.0)]
+    assert found.failed == ["max_steps=50: Fussy.set_parameters({'temperature': 0.7, 'max_steps': 50}) raised ValueError: too many"]
+    assert found.to_dict()["start"]["metrics"]["accuracy"]["mean"] is not None
+
+    class Idle:
+        def execute(self, task: Any) -> str:
+            return "same"
+
+        def set_parameters(self, parameters: Mapping[str, Any]) -> None:
+            pass
+
+    unscored = impact(AgentArena(Idle(), lambda task, output: {"accuracy": math.nan}), TASKS, TWO, start, levels=2)
+    assert unscored.without_effect == ["temperature", "max_steps"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "policy", "trials": 5}, "trials would have no effect on a policy"),
+        ({"method": "policy", "prune_at": 0.3, "block": 2}, "prune_at, block would have no effect"),
+        ({"episodes": 3}, "episodes would have no effect on a search"),
+    ],
+)
+def test_settings_of_the_other_method_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TuneConfig(program="p", rubric="r", data="d", **options)
+
+
+@pytest.mark.parametrize(("value", "text"), [(2000, "2000"), (1733.4, "1733"), (0.123456, "0.123"), (50, "50"), (-1150.2, "-1150"), (3.0, "3")])
+def test_figures_can_be_typed_again(value: float, text: str) -> None:
+    assert in_figures(value) == text

@@ -52,6 +52,11 @@ def command(program: str, **values: Any) -> None:
     values["ranges"] = {name: _range(name, text) for name, text in pairs(values["ranges"], "--range").items()}
     values["budget"] = {name: _number(text, "--budget") for name, text in pairs(values["budget"], "--budget").items()}
     if impact:
+        idle = [
+            name for name, given in (("--apply", apply), ("--workers", values["workers"] > 1), ("--method", values["method"] != "optuna")) if given
+        ]
+        if idle:
+            raise click.UsageError(f"--impact searches nothing: leave out {', '.join(idle)}")
         _impact(program, as_json, out=out, levels=levels, store=store, resume=resume, progress=Console(), **run_config(values))
         return
     report = tuning.tune(program, out=out, apply=apply, store=store, resume=resume, progress=Console(), **run_config(values))  # type: ignore[arg-type]
@@ -66,6 +71,7 @@ def _impact(program: str, as_json: bool, **options: Any) -> None:
     from rich.console import Console as Rich
     from rich.table import Table
 
+    from assay.optimizers.parameters import in_figures
     from assay.tuning import parameter_impact
 
     report = parameter_impact(program, **options)
@@ -79,7 +85,7 @@ def _impact(program: str, as_json: bool, **options: Any) -> None:
         table.add_column(column, justify="left" if column == "parameter" else "right")
     last = None
     for effect in report.found.effects:
-        table.add_row("" if effect.parameter == last else effect.parameter, f"{effect.value:.3g}", *map(effect.cell, names))
+        table.add_row("" if effect.parameter == last else effect.parameter, in_figures(effect.value), *map(effect.cell, names))
         last = effect.parameter
     rich.print(table)
     for note in data["notes"]:
@@ -106,6 +112,8 @@ def _show(data: dict[str, Any]) -> None:
     from rich.console import Console as Rich
     from rich.table import Table
 
+    from assay.optimizers.parameters import in_figures
+
     rich = Rich(highlight=False)
     before, after, gain = (data["test"][key] for key in ("default", "tuned", "gain"))
     if before and after and gain:
@@ -124,7 +132,7 @@ def _show(data: dict[str, Any]) -> None:
     if data["gate"]:
         verdict = "the tuned program replaces the default" if data["replaces"] else "no proof on gate that it is better: keep the default"
         rich.print(f"gate: {_gain(data['gate'])}; tokens {_share(data['gate']['tokens'])}: {verdict}", markup=False)
-    settings = ", ".join(f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in data["best"].items())
+    settings = ", ".join(f"{name} {in_figures(value)}" for name, value in data["best"].items())
     rich.print(f"best: {settings}" + (f" ({data['program']})" if len({t["program"] for t in data["history"]}) > 1 else ""), markup=False)
     if len(data["objectives"]) > 1:
         _show_front(rich, data)
@@ -164,12 +172,14 @@ def _show_table(rich: Any, rows: list[dict[str, Any]]) -> None:
 def _show_front(rich: Any, data: dict[str, Any]) -> None:
     from rich.table import Table
 
+    from assay.optimizers.parameters import in_figures
+
     table = Table(title="Pareto front", title_justify="left")
     for column in ("trial", *data["objectives"], "parameters"):
         table.add_column(column, justify="left" if column == "parameters" else "right")
     first, sign = data["objectives"][0], -1 if data["objectives"][0] == "score" else 1
     for trial in sorted(data["front"], key=lambda trial: sign * (trial["values"][first] or 0)):
-        settings = ", ".join(f"{name} {value:.3g}" for name, value in trial["parameters"].items())
+        settings = ", ".join(f"{name} {in_figures(value)}" for name, value in trial["parameters"].items())
         table.add_row(str(trial["number"]), *(f"{trial['values'][name]:.4g}" for name in data["objectives"]), settings)
     rich.print(table)
 

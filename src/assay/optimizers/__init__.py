@@ -1,4 +1,4 @@
-"""The ways to improve. So far: prompts, judges, agent parameters."""
+"""The ways to improve: prompts, judges, agent parameters, weights."""
 
 from assay.optimizers.evaluation import Evaluation, evaluate
 from assay.optimizers.metrics import AgentEvaluator, AgentMetrics, measure

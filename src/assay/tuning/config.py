@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from assay.errors import ConfigError
@@ -69,6 +69,10 @@ class TuneConfig(RunConfig):
             raise ConfigError("a policy learns from the metrics and keeps no study; objectives, study and storage go with method='optuna'")
         if self.method == "policy" and (self.sampler, self.pruner) != ("tpe", "auto"):
             raise ConfigError("a policy samples and prunes nothing; sampler and pruner go with method='optuna'")
+        if self.method == "policy" and (idle := _given(self, "trials", "prune_at", "block")):
+            raise ConfigError(f"{', '.join(idle)} would have no effect on a policy: they go with method='optuna'")
+        if self.method == "optuna" and (idle := _given(self, "episodes", "tasks_per_episode", "learning_rate")):
+            raise ConfigError(f"{', '.join(idle)} would have no effect on a search: they go with method='policy'")
         if self.method == "policy" and self.also:
             raise ConfigError("a policy moves the parameters of one program; choices among artifacts go with method='optuna'")
         if self.samples < 1:
@@ -97,3 +101,9 @@ class TuneConfig(RunConfig):
 
     def _part(self, cap: float, *, whole: bool) -> float:
         return cap // self.workers + (self.worker < cap % self.workers) if whole else cap / self.workers
+
+
+def _given(config: TuneConfig, *names: str) -> list[str]:
+    """Those of the settings that are not the defaults."""
+    defaults = {item.name: item.default for item in fields(TuneConfig)}
+    return [name for name in names if getattr(config, name) != defaults[name]]

@@ -101,6 +101,7 @@ def parameter_impact(
         report.page, _ = write_page(folder, study, objectives, title=f"What the agent parameters of {config.program} do", facts=facts, impact=found)
     except MissingExtra as error:
         report.notes.append(f"no picture: {error}")
+    report.notes += [f"could not be run: {why}" for why in found.failed]
     report.notes += [f"{parameter} had no effect on any run" for parameter in found.without_effect]
     if study is None:
         report.notes.append("importance, slices and contours need a study of the same: run `assay tune` with these ranges and tasks first")

@@ -67,7 +67,10 @@ class TuneReport:
                 "tokens": saving(test),
                 "table": before_and_after(list(test.before.runs.values()), list(test.after.runs.values())),
             },
-            "history": [{**trial.to_dict(), "expected": found.expected.get(trial.number)} for trial in found.trials],
+            "history": [{**trial.to_dict(), "expected": found.expected.get(trial.number)} for trial in found.trials]
+            if found.walked is None
+            else found.walked["episodes"],
+            "confirmed": None if found.walked is None else found.walked["confirmed"],
             "stopped": self.stopped,
             "notes": [*found.notes, *self.notes],
             "search_calls": search.calls,

@@ -13,7 +13,7 @@ from assay.jobs import Job, home_of, keep_artifact, open_job
 from assay.optimizers import Progress, Student
 from assay.optimizers.comparison import compare
 from assay.optimizers.metrics import Budget
-from assay.optimizers.parameters import Point, ProgramArena, SearchOutcome, Space, TrialResult, outcome_of, search, train_policy
+from assay.optimizers.parameters import Point, ProgramArena, SearchOutcome, Space, TrialResult, in_figures, outcome_of, search, train_policy
 from assay.optimizers.parameters.page import importance, write_page
 from assay.optimizers.parameters.search import put_back_all
 from assay.rubrics import Rubric
@@ -110,6 +110,8 @@ def _by_optuna(
     worker = 0 if config.study is None else uuid.uuid4().int % 2**31
     study = study_of(job, config, space, url, worker=worker)
     shown.say(f"study {study.study_name} in {shown_url(url)}: {config.trials} trials of {len(val)} val tasks; the test split is sealed")
+    if moved := [name for name, value in space.asked(default).items() if name != "program" and value != default.parameters.get(name)]:
+        shown.say(f"the default's {', '.join(f'{name} {default.parameters[name]}' for name in moved)} is out of range: tried at the edge")
     stopped = None
     if config.study is None:
         put_back_all(study)  # the run's own: whoever was at work on it is gone
@@ -140,16 +142,22 @@ def _by_policy(job: Job, arena: ProgramArena, space: Space, default: Point, conf
     each = min(config.tasks_per_episode or len(train), len(train))
     runs = config.samples * (len(found.history) * each + len(found.confirmed) * len(val))
     told = [*found.notes, *(f"{e.number}: {e.meaning}" for e in found.history if e.kept and e.improvement > 0)]
-    return SearchOutcome(best, trials[0], trials, runs, 0.0, [], notes=told), found.stopped
+    walked = {"episodes": [episode.to_dict() for episode in found.history], "confirmed": found.confirmed}
+    return SearchOutcome(best, trials[0], trials, runs, 0.0, [], notes=told, walked=walked), found.stopped
 
 
 def _drawn(report: TuneReport, job: Job, config: TuneConfig, url: str) -> None:
     """Writes the study's page into the artifact's folder."""
     import optuna
+    import sqlalchemy as sa
 
-    study = optuna.load_study(study_name=config.study or job.run_id, storage=url)
-    report.importance = importance(study)
-    facts = {**facts_of(job, config), "trials": len(report.outcome.trials), "best": ", ".join(f"{k} {v:.4g}" for k, v in report.best.items())}
+    try:
+        study = optuna.load_study(study_name=config.study or job.run_id, storage=url)
+        report.importance = importance(study)
+    except (KeyError, sa.exc.SQLAlchemyError, optuna.exceptions.OptunaError) as error:  # what was found and decided stands without pictures
+        report.notes.append(f"no page: the study at {shown_url(url)} is gone ({str(error).partition(chr(10))[0]})")
+        return
+    facts = {**facts_of(job, config), "trials": len(report.outcome.trials), "best": ", ".join(f"{k} {in_figures(v)}" for k, v in report.best.items())}
     try:
         title = f"Agent parameters of {job.session.program_name}"
         report.page, report.pictures = write_page(report.artifact, study, config.objectives, title=title, facts=facts)

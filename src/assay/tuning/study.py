@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from assay.datasets.tasks import content_hash
 from assay.deployment import load_artifact
-from assay.errors import ConfigError, StoreError
+from assay.errors import ConfigError, ParameterError, StoreError
 from assay.jobs import Job, home_of
 from assay.optimizers import Progress, Student
 from assay.optimizers.parameters import Point, ProgramArena, Space, open_study
 from assay.optimizers.session import has_tools
-from assay.programs import RANGES
+from assay.programs import RANGES, program_version
 from assay.programs.compose import is_agent
 from assay.traces import shown_url, store_url
 from assay.tuning.config import TuneConfig
@@ -25,6 +25,8 @@ __all__ = ["arena_of", "facts_of", "space_of", "storage_of", "student_at", "stud
 
 def space_of(job: Job, config: TuneConfig, shown: Progress) -> Space:
     """The parameters that do something in the program, and in each artifact that is tried beside it."""
+    if unknown := sorted({*config.ranges, *config.parameters} - set(RANGES)):
+        raise ParameterError(f"unknown agent parameter {unknown}; there are {', '.join(RANGES)}")
     names = [config.program, *(str(path) for path in config.also)]
     acting = {name: _acting(student_at(job, Point(name, {}), config)) for name in names}
     ranges = dict(config.ranges) or {name: limits for name, limits in RANGES.items() if name not in config.parameters}
@@ -117,4 +119,10 @@ def _searched_on(job: Job, config: TuneConfig) -> dict[str, Any]:
     return {
         "tasks": content_hash({"tasks": tasks})[:16], "salt": config.salt, "rubric": job.session.rubric.version, "model": config.model,
         "judge_model": config.judge_model, "samples": config.samples, "adapter": config.adapter,
+        "versions": [_version(student_at(job, Point(name, {}), config)) for name in (config.program, *map(str, config.also))],
     }  # fmt: skip
+
+
+def _version(student: Student) -> str:
+    """Of what a program is, its parameters included."""
+    return content_hash({"program": program_version(student.program, student.settings["adapter"]), "settings": student.settings})[:12]

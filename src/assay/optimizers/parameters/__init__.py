@@ -3,7 +3,7 @@
 from assay.optimizers.parameters.arena import AgentArena, Arena, ProgramArena
 from assay.optimizers.parameters.policy import Episode, PolicyOutcome, RLTrainer, train_policy
 from assay.optimizers.parameters.search import SearchOutcome, TrialResult, outcome_of, search
-from assay.optimizers.parameters.space import Point, Space
+from assay.optimizers.parameters.space import Point, Space, in_figures
 from assay.optimizers.parameters.study import SearchConfig, open_study
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "SearchOutcome",
     "Space",
     "TrialResult",
+    "in_figures",
     "open_study",
     "outcome_of",
     "search",

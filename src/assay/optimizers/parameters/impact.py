@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.errors import MissingExtra
+from assay.errors import MissingExtra, ProgramError
 from assay.optimizers.metrics import METRICS, Budget, TaskRun, measure
 from assay.optimizers.parameters.arena import Arena
 from assay.optimizers.parameters.space import Point, Space
@@ -44,12 +44,15 @@ class Effect:
 
 @dataclass(frozen=True)
 class Impact:
-    """All of it. `without_effect`: parameters under which every run came out the same at every value."""
+    """All of it. `before`: the metrics at the start, as an effect's. `without_effect`: parameters under which every run came out the
+    same at every value. `failed`: why an agent could not be put to a value."""
 
     start: Point
     n: int
     effects: list[Effect]
     without_effect: list[str]
+    before: dict[str, dict[str, float | None]]
+    failed: list[str]
 
     @property
     def measured(self) -> list[str]:
@@ -58,7 +61,8 @@ class Impact:
 
     def to_dict(self) -> dict[str, Any]:
         effects = [effect.to_dict() for effect in self.effects]
-        return {"start": self.start.to_dict(), "n": self.n, "without_effect": self.without_effect, "effects": effects}
+        start = {**self.start.to_dict(), "metrics": self.before}
+        return {"start": start, "n": self.n, "without_effect": self.without_effect, "failed": self.failed, "effects": effects}
 
 
 def impact(
@@ -74,23 +78,28 @@ def impact(
     names = space.searched(start.program)
     plans = {name: sorted({space.at(name, place) for place in np.linspace(0, 1, levels)}) for name in names}
     before = arena.run(start, tasks)
-    effects, still = [], []
+    effects, still, failed = list[Effect](), list[str](), list[str]()
     with shown.bar("values", sum(map(len, plans.values()))) as advance:
         for name, values in plans.items():
             seen = []
             for value in values:
-                runs = arena.run(Point(start.program, {**start.parameters, name: value}), tasks)
+                advance(1)
+                try:
+                    runs = arena.run(Point(start.program, {**start.parameters, name: value}), tasks)
+                except ProgramError as error:
+                    failed.append(f"{name}={value}: {error}")
+                    continue
                 seen.append(_trace(runs))
                 found, changes = _measured(before, runs, kept)
                 effects.append(Effect(name, float(value), found, changes))
-                advance(1)
-            if all(trace == _trace(before) for trace in seen):
+            if seen and all(trace == _trace(before) for trace in seen):
                 still.append(name)
-    return Impact(start, len(tasks), effects, still)
+    return Impact(start, len(tasks), effects, still, _measured(before, before, kept)[0], failed)
 
 
 def _trace(runs: Sequence[TaskRun]) -> list[Any]:
-    return [(run.task_id, run.sample, run.score, run.steps, run.tokens, run.answer) for run in runs]
+    scores = [None if run.score is not None and np.isnan(run.score) else run.score for run in runs]
+    return [(run.task_id, run.sample, score, run.steps, run.tokens, run.answer) for run, score in zip(runs, scores, strict=True)]
 
 
 def _values(runs: Sequence[TaskRun], budget: Budget) -> dict[str, float]:
@@ -155,9 +164,8 @@ def draw_impact(found: Impact, path: Path) -> Path:
     axes = figure.subplots(len(rows), len(parameters), squeeze=False, sharex="col", sharey="row")
     for row, metric in enumerate(rows):
         for column, parameter in enumerate(parameters):
-            _panel(
-                axes[row][column], [effect for effect in found.effects if effect.parameter == parameter], metric, found.start.parameters[parameter]
-            )
+            effects = [effect for effect in found.effects if effect.parameter == parameter]
+            _panel(axes[row][column], effects, metric, found.start.parameters[parameter], found.before[metric]["mean"])
             if parameter in ("context_length", "max_steps"):
                 axes[row][column].set_xscale("log")
         axes[row][0].set_ylabel(metric.replace("_", " "))
@@ -168,10 +176,13 @@ def draw_impact(found: Impact, path: Path) -> Path:
     return path
 
 
-def _panel(axes: Any, effects: Sequence[Effect], metric: str, start: float) -> None:
+def _panel(axes: Any, effects: Sequence[Effect], metric: str, start: float, before: float | None) -> None:
     known = [effect for effect in effects if effect.metrics[metric]["mean"] is not None]
     axes.axvline(start, color="0.7", linestyle="--", linewidth=1)
-    axes.plot([effect.value for effect in known], [effect.metrics[metric]["mean"] for effect in known], "o-", color="tab:blue", markersize=4)
+    points = sorted([(effect.value, effect.metrics[metric]["mean"]) for effect in known] + ([] if before is None else [(float(start), before)]))
+    axes.plot([value for value, _ in points], [mean for _, mean in points], "o-", color="tab:blue", markersize=4)
+    if before is not None:
+        axes.plot([start], [before], "o", color="0.3", markersize=5)
     for effect in known:
         low, high = effect.metrics[metric]["low"], effect.metrics[metric]["high"]
         if low is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from assay.errors import MissingExtra
 from assay.optimizers.metrics import METRICS
 from assay.optimizers.parameters.impact import Impact
+from assay.optimizers.parameters.space import in_figures
 
 if TYPE_CHECKING:
     import optuna
@@ -159,7 +160,8 @@ def _seen(study: "optuna.Study") -> "optuna.Study":
 
     copy = optuna.create_study(directions=study.directions)
     for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED)):
-        scores = [score for score in (trial.user_attrs.get("found") or {}).get("scores", {}).values() if score is not None]
+        kept = trial.user_attrs.get("found") or {}
+        scores = [score for score in kept.get("first", kept.get("scores", {})).values() if score is not None]
         values = trial.values if trial.state == TrialState.COMPLETE else [sum(scores) / len(scores)] if scores else None
         if values is not None:
             copy.add_trial(optuna.trial.create_trial(params=trial.params, distributions=trial.distributions, values=values))
@@ -194,7 +196,7 @@ def _still_bars(weights: Mapping[str, Mapping[str, float]]) -> Any:
 
 def _impact_note(found: Impact) -> str:
     still = f" No run changed under {', '.join(found.without_effect)}." if found.without_effect else ""
-    start = ", ".join(f"{name} {value:.3g}" for name, value in found.start.parameters.items())
+    start = ", ".join(f"{name} {in_figures(value)}" for name, value in found.start.parameters.items())
     return f"<p class=note>{found.n} tasks; bars are 95 % intervals. The start (dashed): {html.escape(start)}.{html.escape(still)}</p>"
 
 
@@ -214,6 +216,9 @@ def _small_multiples(found: Impact) -> Any:
             values, means = [e.value for e in effects], [e.metrics[metric]["mean"] for e in effects]
             points = graph_objects.Scatter(x=values, y=means, error_y=error, mode="lines+markers", showlegend=False, line={"color": "#1f77b4"})
             figure.add_trace(points, row, column)
+            if (before := found.before[metric]["mean"]) is not None:
+                at = [found.start.parameters[parameter]]
+                figure.add_trace(graph_objects.Scatter(x=at, y=[before], mode="markers", showlegend=False, marker={"color": "#444"}), row, column)
             figure.add_vline(found.start.parameters[parameter], line_dash="dash", line_color="#aaa", row=row, col=column)
             if parameter in ("context_length", "max_steps"):
                 figure.update_xaxes(type="log", row=row, col=column)
@@ -229,8 +234,9 @@ def _reach(interval: Mapping[str, float | None], side: str) -> float:
 def _impact_table(found: Impact) -> str:
     names = found.measured
     head = "".join(f"<th>{html.escape(name.replace('_', ' '))}</th>" for name in ("parameter", "value", *names))
-    rows = []
+    start = "".join(f"<td>{'–' if (value := found.before[name]['mean']) is None else in_figures(value)}</td>" for name in names)
+    rows = [f"<tr><td>start</td><td></td>{start}</tr>"]
     for effect in found.effects:
         cells = "".join(f"<td>{effect.cell(name)}</td>" for name in names)
-        rows.append(f"<tr><td>{html.escape(effect.parameter)}</td><td>{effect.value:.3g}</td>{cells}</tr>")
+        rows.append(f"<tr><td>{html.escape(effect.parameter)}</td><td>{in_figures(effect.value)}</td>{cells}</tr>")
     return f"<p class=note>* differs from the start, 95 %: one star in twenty comes by chance</p><table><tr>{head}</tr>{''.join(rows)}</table>"

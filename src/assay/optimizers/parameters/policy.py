@@ -233,21 +233,25 @@ class RLTrainer:
         held_out: share of the tasks on which the best is confirmed, in [0, 1).
         ranges: narrower ranges of the parameters, by name; the five, whole, where None.
         initial: parameters to begin from; the defaults of those that are left out.
+        samples: runs of each task; how well its answers agree is part of the coherence.
     """
 
     def __init__(
         self, agent: BaseAgent, evaluator: AgentEvaluation, benchmark: Any, *, held_out: float = 0.3, seed: int = 0,
         ranges: Mapping[str, tuple[float, float]] | None = None, initial: Mapping[str, Any] | None = None, progress: Progress | None = None,
+        samples: int = 1,
     ) -> None:  # fmt: skip
         tasks = list(getattr(benchmark, "tasks", benchmark))
         if not 0 <= held_out < 1:
             raise ConfigError(f"held_out={held_out!r} must be at least 0 and below 1")
         if len(tasks) < 2:
             raise ConfigError(f"a benchmark needs at least two tasks, got {len(tasks)}")
+        if samples < 1:
+            raise ConfigError(f"samples={samples!r} must be at least 1")
         order = np.random.default_rng(seed).permutation(len(tasks))
         kept = round(held_out * len(tasks))
         self.held_out, self.tasks = [tasks[at] for at in order[:kept]], [tasks[at] for at in order[kept:]]
-        self.arena, self.seed, self.progress = AgentArena(agent, evaluator), seed, progress
+        self.arena, self.seed, self.progress = AgentArena(agent, evaluator, samples=samples), seed, progress
         self.space = Space(programs=["agent"], acting={"agent": list(RANGES)}, **({"ranges": dict(ranges)} if ranges else {}))
         self.start = Point("agent", {**AgentParameters().model_dump(), **AgentParameters.of(initial or {}).model_dump(include=set(initial or {}))})
         self.policy = make_policy(seed=seed)

@@ -12,7 +12,7 @@ from assay.optimizers.metrics import TaskRun, measure
 from assay.optimizers.parameters.arena import Arena
 from assay.optimizers.parameters.pruning import worse_on_the_same_tasks
 from assay.optimizers.parameters.smoothing import Expected, smoothed
-from assay.optimizers.parameters.space import Point, Space
+from assay.optimizers.parameters.space import Point, Space, in_figures
 from assay.optimizers.parameters.study import OBJECTIVES, RETRIES, SearchConfig
 from assay.optimizers.session import Progress
 
@@ -28,7 +28,8 @@ _LOST = 0.2  # share of a trial's runs that may be without a score
 
 @dataclass(frozen=True)
 class TrialResult:
-    """One finished trial. `state`: `complete`, `pruned` or `failed` (with `error`); `scores` by task, None where unscored."""
+    """One finished trial. `state`: `complete`, `pruned` or `failed` (with `error`); `scores` by task, None where unscored; `runs`
+    counts the samples of each."""
 
     number: int
     point: Point
@@ -38,6 +39,7 @@ class TrialResult:
     metrics: Mapping[str, float | None]
     tokens: float | None
     error: str | None = None
+    runs: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -48,9 +50,12 @@ class TrialResult:
 
 @dataclass
 class SearchOutcome:
-    """What a search found. `expected`: by number, the score of each trial that its neighbours speak for too; `best` goes by it
-    where the score is what is searched for. `saved`: the share of the task runs that pruning saved. `front`: numbers of the Pareto front's
-    trials, with one objective the best alone."""
+    """What a search found.
+
+    `expected`: by number, the score of each trial that its neighbours speak for too; `best` goes by it where the score is what is
+    searched for. `walked`: a policy's episodes, and what was confirmed. `saved`: the share of the task runs that pruning saved.
+    `front`: numbers of the Pareto front's trials, with one objective the best alone.
+    """
 
     best: TrialResult
     default: TrialResult | None
@@ -59,6 +64,7 @@ class SearchOutcome:
     saved: float
     front: list[int]
     expected: dict[int, float] = field(default_factory=dict)
+    walked: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -193,7 +199,7 @@ class _Objective:
         first, scores = self.config.objectives[0], _by_task(runs, "score")
         paired = {} if first == "score" else {"first": _by_task(runs, first)}
         metrics, tokens = measure(runs, budget=self.config.budget).to_dict(), _mean([run.tokens for run in runs])
-        trial.set_user_attr("found", {"scores": scores, "metrics": metrics, "tokens": tokens, **paired})
+        trial.set_user_attr("found", {"scores": scores, "metrics": metrics, "tokens": tokens, "runs": len(runs), **paired})
 
     @staticmethod
     def _put_back(trial: Any) -> None:
@@ -248,8 +254,8 @@ def _values(runs: Sequence[TaskRun], objectives: Sequence[str]) -> dict[str, flo
 
 
 def _said(point: Point, values: Mapping[str, float | None]) -> str:
-    settings = ", ".join(f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}" for name, value in point.parameters.items())
-    return f"{', '.join(f'{name} {value:.3g}' for name, value in values.items())} with {settings}"
+    settings = ", ".join(f"{name} {in_figures(value)}" for name, value in point.parameters.items())
+    return f"{', '.join(f'{name} {in_figures(value)}' for name, value in values.items() if value is not None)} with {settings}"
 
 
 def outcome_of(study: "optuna.Study", space: Space, config: SearchConfig, tasks: int) -> SearchOutcome:
@@ -258,7 +264,7 @@ def outcome_of(study: "optuna.Study", space: Space, config: SearchConfig, tasks:
     if not complete:
         reasons = [trial.error for trial in trials if trial.error]
         raise ModelError(f"none of {len(trials)} trials could be scored: {reasons[-1] if reasons else 'all were cut short'}")
-    ran, done = sum(len(trial.scores) for trial in trials), [trial for trial in trials if trial.state != "failed"]
+    ran, done = sum(trial.runs for trial in trials), [trial for trial in trials if trial.state != "failed"]
     first = [trial for trial in study.get_trials(deepcopy=False) if trial.user_attrs.get("default") and trial.state.is_finished()]
     default = min((_result(trial, space, config) for trial in first), key=lambda trial: _STATES.index(trial.state), default=None)
     front = [trial.number for trial in study.best_trials]
@@ -266,7 +272,7 @@ def outcome_of(study: "optuna.Study", space: Space, config: SearchConfig, tasks:
     best = _best([trial for trial in complete if len(config.objectives) == 1 or trial.number in front], config, expected)
     saved, notes = 1 - sum(len(t.scores) for t in done) / max(1, tasks * len(done)), _told_apart(best, complete, expected)
     means = {number: found.mean for number, found in expected.items()}
-    return SearchOutcome(best, default, trials, ran, saved, [best.number] if len(config.objectives) == 1 else front, means, notes)
+    return SearchOutcome(best, default, trials, ran, saved, [best.number] if len(config.objectives) == 1 else front, means, notes=notes)
 
 
 def _expected(trials: Sequence[TrialResult], space: Space) -> dict[int, Expected]:
@@ -300,9 +306,7 @@ def _best(trials: Sequence[TrialResult], config: SearchConfig, expected: Mapping
     top = max((trial for _, trial in known), key=lambda trial: (worth[trial.number], own[trial.number]))
     doubt = expected[top.number].error if top.number in expected else 0.0
     slack = _LEVEL if first == "score" else 0.0
-    level = [
-        trial for value, trial in known if worth[trial.number] >= worth[top.number] - slack and value >= own[top.number] - max(doubt, slack)
-    ]
+    level = [trial for value, trial in known if worth[trial.number] >= worth[top.number] - slack and value >= own[top.number] - max(doubt, slack)]
     return min(level, key=lambda trial: (math.inf if trial.tokens is None else trial.tokens, -worth[trial.number], -own[trial.number], trial.number))
 
 
@@ -314,5 +318,5 @@ def _result(trial: Any, space: Space, config: SearchConfig) -> TrialResult:
     values = dict(zip(config.objectives, trial.values or [None] * len(config.objectives), strict=True))
     return TrialResult(
         trial.number, space.point(trial.params), state, values, found["scores"], found["metrics"], found["tokens"],
-        trial.user_attrs.get("error"),
+        trial.user_attrs.get("error"), found.get("runs", len(found["scores"])),
     )  # fmt: skip

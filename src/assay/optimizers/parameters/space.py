@@ -8,7 +8,7 @@ from typing import Any
 from assay.errors import ParameterError
 from assay.programs import RANGES, AgentParameters
 
-__all__ = ["Point", "Space"]
+__all__ = ["Point", "Space", "in_figures"]
 
 _WHOLE = ("context_length", "max_steps", "reasoning_depth")
 _LOG = ("context_length", "max_steps")  # their effect is by ratios
@@ -126,3 +126,8 @@ class Space:
             "ranges": {name: list(self.ranges[name]) for name in RANGES if name in self.ranges},
             "fixed": dict(self.fixed),
         }
+
+
+def in_figures(value: float) -> str:
+    """A number to be read and typed again: whole where it is whole or large, three digits otherwise."""
+    return f"{value:.0f}" if value == round(value) or abs(value) >= 1000 else f"{value:.3g}"
