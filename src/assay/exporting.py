@@ -193,7 +193,9 @@ def score_rollouts(
     counts, values = Counter[str](), []
     wanted: list[str | None] = [*runs] or [None]
     with Store(store) as opened:
-        found = [r.id for run in wanted for r in opened.rollouts(run_id=run) if r.status in ("done", "failed") and r.source != "outside"]
+        found = [
+            r.id for run in wanted for r in opened.rollouts(run_id=run) if r.status in ("done", "failed") and r.source not in ("outside", "judge")
+        ]
         with shown.bar(f"score: {measure.name}", len(found)) as advance:
             for rollout_id in found:
                 rollout = opened.rollout(rollout_id)

@@ -1,5 +1,7 @@
 """Exports: what is drawn on, what the gates say, what stands in the files; and that trainers load and train on them."""
 
+import asyncio
+import importlib.util
 import json
 import math
 import os
@@ -564,3 +566,84 @@ def test_a_rubric_that_could_not_be_found_from_the_export_is_refused(store: Stor
     store.flush()
     with pytest.raises(RubricError, match="is a file of this folder"):
         assay.export("grpo", "out", store=store.url, rubric="r.yaml", gates=LOOSE)
+
+
+@pytest.mark.parametrize("answer", ['{"label": "good"}', "[[ ## label ## ]]\ngood\n\n[[ ## completed ## ]]", "label: good", "good"])
+def test_a_reward_reads_the_fields_of_a_completion_and_the_columns_of_the_inputs(store: Store, answer: str) -> None:
+    asked = turn(0, "Text: fine\nLabel:", answer)
+    put(store, asked, inputs={"text": "fine", "prompts": "p"}, expected={"label": "good"})
+    found, manifest = exported(store, "grpo", rubric="classify")
+    assert manifest["columns"] == {"inputs": {"text": "text", "prompts_": "prompts"}, "outputs": ["label"]}
+    assert found[0].keys() == {"text", "prompts_", "label", "prompt", "task_type"}
+    spec = importlib.util.spec_from_file_location("exported_reward", Path("out") / "reward.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    columns = {name: [row[name] for row in found] for name in found[0] if name != "prompt"}
+    said_so = [[{"role": "assistant", "content": text}] for text in (answer, answer.replace("good", "bad"))]
+    right, wrong = (asyncio.run(module.reward([found[0]["prompt"]], [completion], **columns)) for completion in said_so)
+    assert (right, wrong) == ([1.0], [0.0])
+
+
+def test_token_ids_go_with_whatever_they_spelled(store: Store) -> None:
+    call = ToolCall(name="send", arguments={"to": "jane.doe@corp.com"}, result="sent")
+    put(
+        store,
+        Transition(t=0, model="m", request=chat("send it"), response=said(""), output="", tools=[call], token_ids=(1, 2), logprobs=(-1.0, -1.0)),
+    )
+    (found,), manifest = exported(store, "transitions")
+    assert "jane.doe" not in str(found)
+    assert (found["token_ids"], found["logprobs"]) == (None, None)
+    assert manifest["privacy"]["rows_without_token_ids"] == 1
+
+
+def test_a_person_called_user_leaves_the_roles_as_they_are_and_the_manifest_names_nobody(store: Store) -> None:
+    put(store, turn(0, "I am user Jane Doe", "hello"), data_subject="user", metadata={"entities": {"person": "Jane Doe"}}, task_type="Jane Doe type")
+    (found,), manifest = exported(store, "sft")
+    assert [m["role"] for m in found["prompt"] + found["completion"]] == ["user", "assistant"]
+    assert "Jane" not in json.dumps(manifest)
+    assert "Jane" not in json.dumps(found)
+
+
+def test_rows_nested_as_deep_as_the_store_takes_them_are_exported(store: Store) -> None:
+    deep: Any = "x"
+    for _ in range(260):
+        deep = [deep]
+    odd = Transition(
+        t=0, model="m", request={"dialect": "chat", "body": {"messages": [{"role": "user", "content": deep}]}}, response=said("b"), output="b"
+    )
+    put(store, odd)
+    put(store, turn(0, "a", "b"), task="t2")
+    for kind in ("sft", "transitions", "grpo", "preferences"):
+        more = {"rubric": "math_qa"} if kind == "grpo" else {"unpaired": True} if kind == "preferences" else {}
+        assert len(exported(store, kind, kind, **more)[0]) == 2
+
+
+def test_large_rows_are_written_in_small_groups(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    import assay.traces.writing
+
+    monkeypatch.setattr(assay.traces.writing, "_BYTES", 50_000)
+    for at in range(10):
+        put(store, turn(0, "a" * 20_000, str(at)), task=f"t{at}")
+    exported(store, "transitions")
+    assert pq.ParquetFile("out/data.parquet").num_row_groups == 4
+
+
+def test_a_task_collected_twice_is_one_group_where_asked(store: Store) -> None:
+    for run, score in (("a", 1.0), ("b", 0.0)):
+        put(store, turn(0, "a", f"said in {run}"), run_id=run, group_id=f"{run}/t1", score=score)
+    assert [row["advantage"] for row in exported(store, "transitions")[0]] == [0.0, 0.0]
+    found = exported(store, "transitions", "by-task", group_by="task")[0]
+    assert sorted(row["advantage"] for row in found) == pytest.approx([-(2**0.5), 2**0.5], rel=1e-3)
+    assert {row["group"] for row in found} == {"t1"}
+    assert len(exported(store, "preferences", "pairs", group_by="task")[0]) == 1
+
+
+@pytest.mark.parametrize("text", ["\\u0000", "\\\\u0000", "C:\\users\\u0000x", "\\"])
+def test_texts_that_speak_of_escapes_stay_as_they_are(store: Store, text: str) -> None:
+    put(store, turn(0, text, text))
+    (found,), _ = exported(store, "transitions")
+    assert found["output"] == found["input"]["body"]["messages"][0]["content"] == text
+    put(store, turn(0, "a\0b", "c"), task="nul")
+    assert "a\ufffdb" in str(exported(store, "transitions", "nul")[0])

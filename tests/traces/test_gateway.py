@@ -16,6 +16,7 @@ from assay.testing.serving import get, post, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store
 from assay.traces.gateway import Gateway
+from assay.traces.live import close_left
 from assay.traces.upstreams import HttpUpstream, LitellmUpstream, upstream_of
 
 TOOL = {
@@ -486,3 +487,58 @@ def test_the_embedded_model_answers_with_token_ids_and_logprobs(embedded: str, t
         assert transition.logprobs is not None
         assert len(transition.token_ids) == len(transition.logprobs) == transition.completion_tokens > 0  # type: ignore[operator]
         assert transition.weights
+
+
+def test_what_a_killed_gateway_left_open_can_be_ended(stage: Stage) -> None:
+    post(f"{stage.url}/assay/rollouts", {"id": "left"})
+    post(f"{stage.url}/assay/rollouts", {"id": "empty"})
+    stage.client.with_options(default_headers={"x-assay-rollout": "left"}).chat.completions.create(
+        model="m", messages=[{"role": "user", "content": "a"}]
+    )
+    stage.chat("found by its conversation")
+    stage.gateway.rollouts.open.clear()  # what a kill leaves: the store alone
+    assert post(f"{stage.url}/assay/rollouts/left/close", {"reward": 0.8, "status": "bogus"})[0] == 422
+    assert [r.score for r in stage.rollouts()] == [None, None, None]
+    assert post(f"{stage.url}/assay/rollouts/left/close", {"reward": 0.8})[1]["status"] == "done"
+    assert post(f"{stage.url}/assay/rollouts/left/close", {})[0] == 404
+    assert close_left(stage.gateway.store, idle_s=3600) == {"done": 0, "error": 0}
+    assert close_left(stage.gateway.store, idle_s=0) == {"done": 1, "error": 1}
+    found = {r.metadata.get("client_id", "found"): r for r in stage.rollouts()}
+    assert {name: (r.status, r.score, len(r.transitions)) for name, r in found.items()} == {
+        "left": ("done", 0.8, 1), "empty": ("error", None, 0), "found": ("done", None, 1),
+    }  # fmt: skip
+
+
+def test_keys_that_are_said_back_or_hidden_in_a_body_are_not_kept(tmp_path: Path) -> None:
+    upstream = ScriptedUpstream()
+    with Store(tmp_path / "s.db") as store, served(upstream.app()) as behind, served(Gateway(store, upstream_of("m", base=behind)).app()) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="sk-verysecret-1", max_retries=0)
+        with pytest.raises(openai.AuthenticationError):
+            client.chat.completions.create(model="m", messages=[{"role": "user", "content": "#401"}])
+        client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "x"}], extra_body={"extra_body": {"api_key": "sk-verysecret-2", "top_k": 3}}
+        )
+        store.flush()
+        kept = [store.rollout(r.id).transitions[0] for r in store.rollouts()]
+        assert "Bearer [key]" in next(t.error for t in kept if t.error)
+        assert "verysecret" not in str(kept)
+        assert [t.request["body"]["extra_body"] for t in kept if not t.error] == [{"top_k": 3}]
+
+
+@pytest.mark.parametrize("stage", [{"one_server": True}], indirect=True)
+def test_another_model_of_the_same_server_keeps_its_address_and_key(stage: Stage) -> None:
+    assert post(f"{stage.url}/assay/model", {"model": "my-lora"}) == (200, {"model": "my-lora", "weights": "", "adapters": []})
+    stage.chat("to the adapter")
+    assert stage.upstream.calls == 1
+    assert stage.upstream.headers[-1]["Authorization"] == "Bearer upstream-secret"
+    assert [r.transitions[0].model for r in stage.rollouts()] == ["my-lora"]
+
+
+def test_bodies_that_nobody_could_read_again_are_refused(stage: Stage) -> None:
+    deep: Any = "x"
+    for _ in range(300):
+        deep = [deep]
+    status, told = post(f"{stage.url}/v1/chat/completions", {"messages": [{"role": "user", "content": deep}]})
+    assert (status, "nested more than 200 deep" in str(told)) == (422, True)
+    wide = [{"role": "user", "content": [{"type": "text", "text": "x"}] * 400}]
+    assert post(f"{stage.url}/v1/chat/completions", {"messages": wide})[0] == 200

@@ -52,6 +52,9 @@ _quality = click.option("--min-quality", type=click.FloatRange(0, 1), default=0.
 
 def _credit(function: Callable[..., Any]) -> Callable[..., Any]:
     options = [
+        click.option(
+            "--group-by", type=click.Choice(["group", "task"]), default="group", show_default=True, help="task: all rollouts of a task, of any run."
+        ),
         click.option("--returns", type=click.Choice(["to_go", "episode", "step", "uniform"]), default="to_go", show_default=True),
         click.option("--discount", type=click.FloatRange(0, 1), default=1.0, show_default=True),
         click.option("--step-weight", type=float, default=1.0, show_default=True, help="Of step rewards."),

@@ -1,6 +1,7 @@
 """`assay serve`: the gateway in front of a model."""
 
 import asyncio
+import logging
 import signal
 from typing import Any
 
@@ -46,13 +47,14 @@ async def _serve(
     from assay.errors import AssayError
     from assay.traces.gateway import Gateway
     from assay.traces.records import new_id
-    from assay.traces.store import Store
+    from assay.traces.store import Store, shown_url, store_url
     from assay.traces.upstreams import upstream_of
 
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # a connection that breaks is in the store, and no traceback
     shown, started, run_id = Console(), time.time(), f"serve-{new_id()[:12]}"
     answers = upstream_of(model, base=upstream, key=upstream_key)
     opened = Store(store)
-    gateway = Gateway(opened, answers, key=key, host=host, run_id=run_id, idle_s=idle_s, max_body=max_body_mb << 20)
+    gateway = Gateway(opened, answers, key=key, host=host, run_id=run_id, idle_s=idle_s, max_body=max_body_mb << 20, one_server=upstream is not None)
     config = {"model": model, "upstream": upstream, "host": host, "port": port, "idle_s": idle_s}
     runner = web.AppRunner(gateway.app(), access_log=None, shutdown_timeout=5.0, handler_cancellation=True)
     await runner.setup()
@@ -68,7 +70,7 @@ async def _serve(
     opened.put_run(run_id, kind="serve", config=config, status="running", started_at=started)
     if as_json:
         print_json({"url": address, "model": answers.name, "run": run_id})
-    shown.say(f"{answers.name} at {address}, recorded in {store or '.assay/assay.db'}; Ctrl-C ends it")
+    shown.say(f"{answers.name} at {address}, recorded in {shown_url(store_url(store)).removeprefix('sqlite:///')}; Ctrl-C ends it")
     shown.say(f"  OPENAI_BASE_URL={address}/v1  ANTHROPIC_BASE_URL={address}" + ("" if key is None else "  (callers must send the key)"))
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -80,9 +82,11 @@ async def _serve(
         audit = gateway.stats()
         opened.put_run(run_id, kind="serve", config=config, status="done", started_at=started, unseen=audit["unseen"])
         opened.close()
+    past = audit["not_spoken"]
     if as_json:
         print_json(audit)
     shown.say(
         f"{audit['calls']} calls went to a model, {audit['stored']} are stored, {audit['unseen']} were not seen; "
         f"{audit['unclosed']} rollouts were never closed"
+        + (f"; asked for and not spoken here: {', '.join(f'{path} ({count})' for path, count in past.items())}" if past else "")
     )

@@ -1,4 +1,4 @@
-"""`assay traces`: list, show, stats, rate, score, forget, import."""
+"""`assay traces`: list, show, stats, rate, close, score, forget, import."""
 
 from dataclasses import asdict
 from typing import Any
@@ -47,11 +47,14 @@ def list_rollouts(run_id: str | None, task_id: str | None, split: str | None, li
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("id", "program", "split", "phase", "status", "score", "inputs", box=None)
+    table = Table(box=None)
+    table.add_column("id", no_wrap=True)
+    for column in ("program", "split", "phase", "status", "score", "inputs"):
+        table.add_column(column)
     for r in rollouts:
         score = "–" if r.score is None else f"{r.score:.2f}"
         first = " ".join(str(next(iter(r.inputs.values()), "")).split())
-        table.add_row(r.id, r.program, r.split, r.phase, r.status, score, first[:60] + ("…" if len(first) > 60 else ""))
+        table.add_row(r.id[:16], r.program, r.split, r.phase, r.status, score, first[:60] + ("…" if len(first) > 60 else ""))
     Console(highlight=False, markup=False).print(table)
 
 
@@ -81,7 +84,11 @@ def show(rollout_id: str, store: str | None, as_json: bool) -> None:
             click.echo(f"  {message['role']}: {_flat(message.get('content') or '')}{calls}")
         click.echo(f"  -> {t.error if t.error else _flat(t.output)}")
         _show_tools(t.tools)
+        if t.step_rewards:
+            click.echo(f"  step rewards: {', '.join(f'{name} {value:g}' for name, value in t.step_rewards.items())}")
     click.echo(f"\nprediction: {rollout.prediction if rollout.prediction is not None else rollout.error}")
+    if rollout.human_rating is not None:
+        click.echo(f"rated by people: {rollout.human_rating:g}")
     for v in rollout.verdicts:
         click.echo(f"  {v.criterion} (weight {v.weight:g}): {'unscored' if v.grade is None else f'{v.grade:.2f}'} {v.reason}")
 
@@ -129,13 +136,18 @@ def rate(rollout_id: str | None, rating: float | None, run_id: str | None, limit
                 raise click.UsageError("say the rating as well, from 0 to 1: assay traces rate ROLLOUT 0.8")
             rated[_rate(opened, rollout_id, rating)] = rating
         else:
-            waiting = [r for r in opened.rollouts(run_id=run_id, limit=None) if r.human_rating is None and r.status in ("done", "failed")][:limit]
+            found_all = opened.rollouts(run_id=run_id, limit=None)
+            own = (r for r in found_all if r.source not in ("judge", "outside") and r.split not in ("gate", "test"))
+            waiting = [r for r in own if r.human_rating is None and r.status in ("done", "failed")][:limit]
             for at, found in enumerate(waiting):
                 click.echo(
                     f"\n[{at + 1} of {len(waiting)}] {found.inputs}\n  -> {found.prediction if found.prediction is not None else found.error}",
                     err=True,
                 )
-                said = click.prompt("rating 0 to 1 (Enter: leave it, q: stop)", default="", show_default=False, err=True).strip()
+                try:
+                    said = click.prompt("rating 0 to 1 (Enter: leave it, q: stop)", default="", show_default=False, err=True).strip()
+                except click.Abort:  # the end of the input
+                    break
                 if said == "q":
                     break
                 if said and (value := _number(said)) is not None:
@@ -161,6 +173,22 @@ def _number(text: str) -> float | None:
         return value
     click.echo(f"{text!r} is no number from 0 to 1; left unrated", err=True)
     return None
+
+
+@command.command("close")
+@click.option("--idle-minutes", type=click.FloatRange(0), default=60.0, show_default=True, help="Since the last call of a rollout.")
+@_store
+@_json
+def close(idle_minutes: float, store: str | None, as_json: bool) -> None:
+    """End the rollouts that a gateway left open when it was killed: only what has ended is exported."""
+    from assay.traces.live import close_left
+
+    with open_store(store) as opened:
+        found = close_left(opened, idle_s=60 * idle_minutes)
+    if as_json:
+        print_json(found)
+    else:
+        click.echo(f"{found['done']} rollouts ended with their answer, {found['error']} without one")
 
 
 @command.command("score")

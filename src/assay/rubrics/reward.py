@@ -7,6 +7,7 @@ from typing import Any
 
 from assay.datasets import Task
 from assay.rubrics.rubric import Rubric
+from assay.rubrics.steps import fields_in
 
 __all__ = ["trl_reward"]
 
@@ -14,32 +15,39 @@ Reward = Callable[..., Coroutine[Any, Any, list[float | None]]]
 _NO_COLUMNS = {"trainer_state", "log_extra", "log_metric", "environments"}
 
 
-def trl_reward(rubric: Rubric, *, answer: str = "answer", question: str = "question", concurrency: int = 8, group: bool = False) -> Reward:
+def trl_reward(
+    rubric: Rubric, *, answer: str = "answer", question: str = "question", inputs: Mapping[str, str] | None = None,
+    outputs: Sequence[str] = (), concurrency: int = 8, group: bool = False,
+) -> Reward:  # fmt: skip
     """`async reward(prompts, completions, completion_ids=None, **columns) -> list[float | None]` for GRPOTrainer and RLOOTrainer.
 
-    Each completion is the output's field `answer`; its prompt (of a conversation the last message) is the task's input; the
-    dataset's other columns are what the task expects and whatever else the rubric reads. A score that cannot be had is None,
-    which TRL leaves out of the mean; it is never 0.
+    Each completion is the output's field `answer`; its prompt (of a conversation the last message) is the task's input, unless a
+    column says it; the dataset's other columns are what the task expects and whatever else the rubric reads. A score that cannot
+    be had is None, which TRL leaves out of the mean; it is never 0.
 
     Args:
         answer: name under which checks find the completion.
         question: name of the task's input.
+        inputs: columns that are inputs of the task, with the names that the rubric knows them by.
+        outputs: fields that a completion holds, as JSON, `name: value` lines or DSPy's sections; where there is one alone, a
+            completion that is none of these is that field.
         concurrency: completions scored at once, in threads.
         group: whether completions of one prompt are scored together (`score_group`), for judges that compare.
     """
 
     async def reward(prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any = None, **columns: Any) -> list[float | None]:
         rows = {name: values for name, values in columns.items() if name not in _NO_COLUMNS and _is_column(values, len(prompts))}
-        tasks = [_task(prompt, question, {name: values[at] for name, values in rows.items()}) for at, prompt in enumerate(prompts)]
-        outputs = [{answer: _said(completion)} for completion in completions]
+        known = inputs or {question: question}
+        tasks = [_task(prompt, question, known, {name: values[at] for name, values in rows.items()}) for at, prompt in enumerate(prompts)]
+        said = [_output(_said(completion), answer, outputs) for completion in completions]
         gate = asyncio.Semaphore(concurrency)
 
         async def scored(indices: Sequence[int]) -> list[tuple[int, float | None]]:
             async with gate:
                 if group:
-                    results = await asyncio.to_thread(rubric.score_group, tasks[indices[0]], [outputs[at] for at in indices])
+                    results = await asyncio.to_thread(rubric.score_group, tasks[indices[0]], [said[at] for at in indices])
                 else:
-                    results = [await asyncio.to_thread(rubric.score, tasks[indices[0]], outputs[indices[0]])]
+                    results = [await asyncio.to_thread(rubric.score, tasks[indices[0]], said[indices[0]])]
             return [(at, None if math.isnan(r.value) else r.value) for at, r in zip(indices, results, strict=True)]
 
         groups: dict[str, list[int]] = {}
@@ -56,8 +64,16 @@ def _is_column(values: Any, rows: int) -> bool:
     return isinstance(values, Sequence) and not isinstance(values, str) and len(values) == rows
 
 
-def _task(prompt: Any, question: str, row: Mapping[str, Any]) -> Task:
-    inputs, expected = {question: _said(prompt)}, {name: value for name, value in row.items() if name != question and value is not None}
+def _output(text: str, answer: str, outputs: Sequence[str]) -> dict[str, Any]:
+    found = {name: value for name, value in fields_in(text).items() if name in outputs}
+    if not found and len(outputs) == 1:
+        found = {outputs[0]: text.strip()}
+    return {answer: text, **found}
+
+
+def _task(prompt: Any, question: str, known: Mapping[str, str], row: Mapping[str, Any]) -> Task:
+    inputs = {name: row[column] for column, name in known.items() if row.get(column) is not None} or {question: _said(prompt)}
+    expected = {name: value for name, value in row.items() if name not in known and value is not None}
     return Task(id=Task(id="", inputs=inputs, expected=expected).content_hash[:16], inputs=inputs, expected=expected)
 
 

@@ -96,18 +96,22 @@ def _asked_schema(request: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _fields_in(transition: Transition) -> dict[str, Any]:
-    text = transition.output.strip()
-    try:
-        found = json.loads(text)
-    except ValueError:
-        sections = re.split(r"\[\[ ## (\w+) ## \]\]", text)
-        found = dict(zip(sections[1::2], (part.strip() for part in sections[2::2]), strict=False))
-        found = found or {name: value.strip() for name, value in re.findall(r"(?m)^(\w+):[ \t]*(.*)$", text)}
-    if not isinstance(found, dict):
-        found = {}
+    found = fields_in(transition.output)
     for tool in transition.tools:
         found = {**tool.arguments, **found}
     return found
+
+
+def fields_in(text: str) -> dict[str, Any]:
+    """The fields that an output holds: of JSON, of DSPy's `[[ ## name ## ]]` sections, else of `name: value` lines."""
+    text = text.strip()
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        sections = re.split(r"\[\[ ## (\w+) ## \]\]", text)
+        found = dict(zip(sections[1::2], (part.strip() for part in sections[2::2]), strict=False))
+        found = found or {name: value.strip() for name, value in re.findall(r"(?m)^(\w+):[ \t]*(.*)$", text)}
+    return found if isinstance(found, dict) else {}
 
 
 def eligible(task: Task, prediction: dict[str, Any], rollout: Rollout | None, *, syntax: Mapping[str, str] | None = None) -> Grade:

@@ -4,9 +4,9 @@
 
 It answers `echo: TEXT` to a conversation's last text, and calls the first tool offered where that text holds `use the tool` and no
 result has come back yet; with `#both` it says something first and calls it twice in one answer. A tool that the request insists on by
-name is called, and a JSON schema it asks for is answered with a small instance. `#429`, `#500`, `#die`, `#hang`, `#garbage` and
-`#badtool` in the text make it misbehave, `#once429` the first time only; `#late` waits half a second after a stream's last event,
-`#pause` before it. With a log it writes a line a completed call before the answer's last byte is sent.
+name is called, and a JSON schema it asks for is answered with a small instance. `#401` (which says the key back), `#429`, `#500`, `#die`,
+`#hang`, `#garbage` and `#badtool` in the text make it misbehave, `#once429` the first time only; `#late` waits half a second after a
+stream's last event, `#pause` before it. With a log it writes a line a completed call before the answer's last byte is sent.
 """
 
 import argparse
@@ -54,6 +54,9 @@ class ScriptedUpstream:
             self.headers = [*self.headers[-99:], dict(request.headers)]
             messages = chat_messages({"dialect": dialect, "body": body})
             said = next((str(m.get("content") or "") for m in reversed(messages) if m["role"] == "user"), "")
+            if "#401" in said:
+                told = {"error": {"message": f"bad key {request.headers.get('Authorization')}", "type": "scripted"}}
+                return web.json_response(told, status=401)
             for status in (429, 500):
                 if f"#{status}" in said or (f"#once{status}" in said and said not in self._refused):
                     self._refused.add(said)

@@ -23,10 +23,11 @@ from assay.errors import AssayError, ConfigError, DataError
 from assay.traces.balance import Sampler
 from assay.traces.credit import Baseline, returns
 from assay.traces.export_config import ADVANTAGES, KINDS, ExportConfig
-from assay.traces.formats import JSON_COLUMNS, grpo_rows, preference_rows, sft_rows, transition_row
+from assay.traces.formats import JSON_COLUMNS, grpo_columns, grpo_rows, preference_rows, sft_rows, transition_row
 from assay.traces.gates import GateReport
 from assay.traces.hiding import Hider
 from assay.traces.records import subject_digest
+from assay.traces.rows import as_json
 from assay.traces.selection import Episode, Overlap, Turn, count_turns, left_out, read_groups, sealed_tasks
 from assay.traces.store import Store
 from assay.traces.writing import RowWriter, trl_files
@@ -143,6 +144,7 @@ class _Export:
         self.people: set[str] = set()
         self.flat_groups = self.rollouts = self.groups = 0
         self.written = Counter[str]()
+        self.columns: dict[str, dict[str, str]] = {"inputs": {}, "outputs": {}}
         self._task: str | None = None
         self._seen: dict[int, bool] = {}  # calls of this task, and whether only a copy from the cache was seen
         self._said_before: set[int] = set()  # SFT rows of this task
@@ -169,8 +171,9 @@ class _Export:
         return counts, baseline if self.config.advantage == "batch" else None
 
     def _groups(self, *, light: bool = False) -> Iterator[list[Episode]]:
-        means, left = "difficulty" in self.config.balance.by, None if light else self.left
-        return read_groups(self.store, self.config.selection, self.sealed, light=light, means=means, left=left)
+        config, left = self.config, None if light else self.left
+        means, by_task = "difficulty" in config.balance.by, config.group_by == "task"
+        return read_groups(self.store, config.selection, self.sealed, light=light, means=means, by_task=by_task, left=left)
 
     def _cell(self, episode: Episode) -> tuple[str, ...]:
         quality = episode.quality
@@ -223,6 +226,9 @@ class _Export:
         for episode, _, _ in kept:
             self._note(episode)
         if self.config.kind == "grpo":
+            inputs, outputs = grpo_columns([episode for episode, _, _ in kept])
+            self.columns["inputs"].update(inputs)
+            self.columns["outputs"].update(dict.fromkeys(outputs, ""))
             return grpo_rows([episode for episode, _, _ in kept], call=self.config.call)
         if self.config.kind == "sft":
             return self._sft_rows(kept)
@@ -235,7 +241,7 @@ class _Export:
     def _sft_rows(self, kept: list[tuple[Episode, list[Turn], int]]) -> Iterator[dict[str, Any]]:
         for episode, turns, copies in kept:
             for row in sft_rows(episode, turns, whole=self.config.whole, demos=self.config.demos):
-                key = hash(orjson.dumps([row.get("prompt"), row.get("completion"), row.get("messages")]))
+                key = hash(as_json([row.get("prompt"), row.get("completion"), row.get("messages")]))
                 if key in self._said_before:
                     self.left["rows that say what another of their task says"] += 1
                     continue
@@ -362,6 +368,7 @@ class _Export:
             "groups_without_spread": self.flat_groups, "problems": dict(self.gates.problems), "left_out": dict(self.left),
             "task_types": self.hider.names(self.written), "sealed_tasks": len(self.sealed), "overlap": self.hider.plain(self.overlap.to_dict()),
             "balance": {**asdict(config.balance), "before": self._table(self.sampler.before), "after": self._table(self.sampler.after)},
+            **({"columns": {"inputs": self.columns["inputs"], "outputs": sorted(self.columns["outputs"])}} if config.kind == "grpo" else {}),
             "privacy": self.hider.to_dict(), "licence": config.licence,
             "tenants": list(config.selection.tenants), **{name: self.hider.names(counts) for name, counts in self.said.items()},
         }  # fmt: skip

@@ -29,6 +29,7 @@ class ExportConfig:
         margin: least difference in return of a preference pair; `unpaired` gives rows for KTO.
         returns, discount, step_weight, outcome_weight, outcome: see `assay.traces.credit`.
         advantage: against the other rollouts of the group, of the whole batch, or none.
+        group_by: what a group is: `group`, as it was collected, or `task`: all rollouts of a task, of whatever run.
         by_outcome: rollouts that reached `min_quality` and those that did not are groups of their own.
         privacy: `auto`, `patterns`, `presidio` or `off`.
         privacy_key: file of the key that makes surrogates the same in every export, and reversible; made where it is missing.
@@ -49,6 +50,7 @@ class ExportConfig:
     returns: str = "to_go"
     discount: float = 1.0
     advantage: str = "group"
+    group_by: str = "group"
     by_outcome: bool = False
     step_weight: float = 1.0
     outcome_weight: float = 1.0
@@ -60,7 +62,8 @@ class ExportConfig:
 
     def __post_init__(self) -> None:
         choices = (
-            ("kind", KINDS), ("call", ("last", "first", "all")), ("advantage", ADVANTAGES), ("outcome", ("score", "human")),
+            ("group_by", ("group", "task")), ("kind", KINDS),
+            ("call", ("last", "first", "all")), ("advantage", ADVANTAGES), ("outcome", ("score", "human")),
             ("privacy", ("auto", "patterns", "presidio", "off")), ("returns", RETURNS),
         )  # fmt: skip
         for name, allowed in choices:

@@ -7,9 +7,10 @@ from typing import Any
 import orjson
 
 from assay.traces.dialects import chat_tools
+from assay.traces.rows import as_json
 from assay.traces.selection import Episode, Turn
 
-__all__ = ["JSON_COLUMNS", "grpo_rows", "preference_rows", "sft_rows", "transition_row"]
+__all__ = ["JSON_COLUMNS", "grpo_columns", "grpo_rows", "preference_rows", "sft_rows", "transition_row"]
 
 Row = dict[str, Any]
 
@@ -55,7 +56,7 @@ def _trained(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tools_json(turn: Turn) -> str:
-    return orjson.dumps(chat_tools(turn.request)).decode()
+    return as_json(chat_tools(turn.request))
 
 
 def sft_rows(episode: Episode, turns: Sequence[Turn], *, whole: bool, demos: bool = True) -> Iterator[Row]:
@@ -99,19 +100,32 @@ def grpo_rows(group: Sequence[Episode], *, call: str = "last") -> Iterator[Row]:
     Args:
         call: which call of a rollout the policy is to make: `last` (whose completion is the answer), `first`, or `all`.
     """
-    seen: set[bytes] = set()
+    seen: set[str] = set()
     for episode in group:
         rollout = episode.rollout
         turns = episode.turns if call == "all" else episode.turns[-1:] if call == "last" else episode.turns[:1]
         for turn in turns:
             prompt = turn.messages
-            key = orjson.dumps(prompt)
+            key = as_json(prompt)
             if key in seen or not prompt:
                 continue
             seen.add(key)
-            columns = {**rollout.inputs, **rollout.expected}
-            columns = {f"{name}_" if name in ("prompt", "task_type") else name: value for name, value in columns.items()}
+            columns = {_column(name): value for name, value in {**rollout.inputs, **rollout.expected}.items()}
             yield {**columns, "prompt": [_trained(m) for m in prompt], "task_type": rollout.task_type}
+
+
+_TRLS = ("prompt", "prompts", "completion", "completions", "completion_ids", "task_type", "trainer_state", "log_extra", "log_metric", "environments")
+
+
+def _column(name: str) -> str:
+    """A column's name that no trainer has a meaning of its own for."""
+    return f"{name}_" if name in _TRLS else name
+
+
+def grpo_columns(group: Sequence[Episode]) -> tuple[dict[str, str], set[str]]:
+    """Columns of inputs, with the names of the inputs, and the fields that completions are to hold."""
+    inputs = {_column(name): name for episode in group for name in episode.rollout.inputs if name not in episode.rollout.expected}
+    return inputs, {name for episode in group for name in episode.rollout.expected}
 
 
 def preference_rows(group: Sequence[tuple[Episode, Turn, float]], *, margin: float, unpaired: bool = False, good: float = 0.8) -> Iterator[Row]:
@@ -122,9 +136,9 @@ def preference_rows(group: Sequence[tuple[Episode, Turn, float]], *, margin: flo
         margin: least difference of the two returns.
         unpaired: rows for KTO: True from a quality of `good` on.
     """
-    by_prompt: dict[bytes, list[tuple[Episode, Turn, float]]] = {}
+    by_prompt: dict[str, list[tuple[Episode, Turn, float]]] = {}
     for entry in group:
-        by_prompt.setdefault(orjson.dumps(entry[1].messages), []).append(entry)
+        by_prompt.setdefault(as_json(entry[1].messages), []).append(entry)
     for entries in by_prompt.values():
         prompt = [_trained(m) for m in entries[0][1].messages]
         if unpaired:
@@ -132,11 +146,11 @@ def preference_rows(group: Sequence[tuple[Episode, Turn, float]], *, margin: flo
                 label = (episode.quality or 0.0) >= good
                 yield {"prompt": prompt, "completion": [_trained(turn.answer)], "label": label, "return": value, **_where(episode, turn)}
             continue
-        told: set[tuple[bytes, bytes]] = set()
+        told: set[tuple[str, str]] = set()
         for one, other in combinations(entries, 2):
             (_, worse, low), (episode, better, high) = sorted((one, other), key=lambda entry: entry[2])
             chosen, rejected = [_trained(better.answer)], [_trained(worse.answer)]
-            key = (orjson.dumps(chosen), orjson.dumps(rejected))
+            key = (as_json(chosen), as_json(rejected))
             if high - low < margin or chosen == rejected or key in told:
                 continue
             told.add(key)

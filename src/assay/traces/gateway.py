@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,7 +18,7 @@ from aiohttp import web
 
 from assay.errors import AssayError, ConfigError, StoreError
 from assay.traces.dialects import DIALECTS, Answer, answer_of, chat_messages
-from assay.traces.live import Live, LiveRollouts, rollout_id_of
+from assay.traces.live import Live, LiveRollouts, check_status, rollout_id_of
 from assay.traces.passing import Passed, is_constrained, json_body, pass_on, storable
 from assay.traces.records import Transition
 from assay.traces.store import Store
@@ -37,6 +38,7 @@ class Gateway:
     key: what callers must send; needed where it listens beyond loopback.
     host: address it listens on.
     max_body: bytes of a request.
+    one_server: other models that are named over HTTP are models of the upstream's server.
     """
 
     def __init__(
@@ -49,12 +51,14 @@ class Gateway:
         run_id: str = "",
         idle_s: float = 600.0,
         max_body: int = 10 << 20,
+        one_server: bool = False,
     ) -> None:
         if host not in _LOOPBACK and not key:
             raise ConfigError(f"host={host!r} is open to others: set a key that callers must send (--key, or ASSAY_KEY)")
         if key is not None and (len(key) < 8 or "." in key or not key.isascii() or any(c.isspace() for c in key)):
             raise ConfigError("the key must have at least 8 characters, without a dot or spaces")
         self.store, self.upstream, self.key, self.max_body = store, upstream, key, max_body
+        self.one_server = one_server
         self.rollouts = LiveRollouts(store, run_id=run_id, idle_s=idle_s)
         self.asked = self.stored = self.refused = 0
         self.past: dict[str, int] = {}  # paths that are no LM calls we can read, by how often they were asked for
@@ -111,7 +115,8 @@ class Gateway:
         except ConfigError as error:
             return _error(422, str(error))
         except StoreError as error:
-            return _error(404, str(error))
+            missing = "no rollout" in str(error)
+            return _error(404 if missing else 503, str(error))
         except AssayError as error:
             return _error(500, str(error))
         except web.HTTPRequestEntityTooLarge:
@@ -153,6 +158,7 @@ class Gateway:
         )  # fmt: skip
         self.asked += 1
         passed, clock = Passed(), time.perf_counter()
+        passed.secrets = [sent for sent in (_sent_key(request), request.headers.get("x-api-key", "")) if sent]
 
         def keep() -> None:
             if not passed.kept:
@@ -229,6 +235,9 @@ class Gateway:
                 transition.error = transition.error or "the answer could not be read"
         except Exception as error:
             transition.error, transition.output = transition.error or f"the answer could not be read: {error}", passed.text[:20_000]
+        if transition.error is not None:  # servers say back what they were sent
+            for secret in (*passed.secrets, getattr(live.upstream, "key", None) or ""):
+                transition.error = transition.error.replace(secret, "[key]") if len(secret) > 3 else transition.error
         transition.cost_usd = live.upstream.price_usd
         try:
             again = not 400 <= passed.status < 500 or passed.status in (408, 409, 429)
@@ -266,12 +275,12 @@ class Gateway:
 
     async def _close(self, request: web.Request) -> web.Response:
         told = json_body(await request.read() or b"{}")
+        status, error = str(told.get("status", "done")), _text_or_none(told.get("error"))
+        check_status(status)
         if told.get("reward") is not None:
             await asyncio.to_thread(self.store.flush)
             self.rollouts.reward(self._id(request), told["reward"])
-        found = self.rollouts.close(
-            self._id(request), status=str(told.get("status", "done")), prediction=told.get("prediction"), error=_text_or_none(told.get("error"))
-        )
+        found = self.rollouts.close(self._id(request), status=status, prediction=told.get("prediction"), error=error)
         return web.json_response({"id": found.id, "status": found.status})
 
     async def _feedback(self, request: web.Request) -> web.Response:
@@ -295,7 +304,11 @@ class Gateway:
         name = told.get("model")
         if not isinstance(name, str) or not name:
             raise ConfigError('name the model: {"model": "embedded/smollm2-135m"}')
-        upstream = await asyncio.to_thread(upstream_of, name)  # by name alone: a server's address would be anybody's to choose
+        first = self._upstreams[0]
+        if self.one_server and isinstance(first, HttpUpstream) and not name.startswith("embedded/"):
+            upstream: Upstream = replace(first, name=name, model=name.removeprefix("openai/"), _session=None)  # another of the same server's
+        else:
+            upstream = await asyncio.to_thread(upstream_of, name)  # by name alone: a server's address would be anybody's to choose
         self.serve_model(upstream)
         return web.json_response({"model": upstream.name, "weights": upstream.weights, "adapters": list(upstream.adapters)})
 

@@ -10,9 +10,12 @@ import orjson
 
 from assay.traces.privacy import TYPES, Anonymizer, Known
 from assay.traces.records import Rollout
+from assay.traces.rows import as_json
 
 __all__ = ["Hider"]
 
+_ESCAPED = re.compile(r"\\[nrt]")  # white space as JSON writes it, which would be a letter before a word
+_ROLES = ("user", "assistant", "system", "developer", "tool", "function", "text", "message")  # words of every conversation, and nobody's name
 _CHECKED = 1000  # rows that are all read a second time; of the others one in a hundred
 _KEPT = frozenset(  # columns that nobody's words stand in
     (
@@ -31,6 +34,7 @@ class Hider:
 
     def __init__(self, engine: str, key: Path | None, encoded: Sequence[str] = ()) -> None:
         self.encoded = frozenset(encoded)
+        self._everybody: dict[Known, None] = {}  # that any row's task knew of
         self.key_path, self.rows, self.checked, self.residual, self.untokened = key, 0, 0, 0, 0
         self.anonymizer = None if engine == "off" else Anonymizer(_secret(key), engine=engine)
 
@@ -40,7 +44,10 @@ class Hider:
 
     def known(self, rollouts: Sequence[Rollout]) -> tuple[Known, ...]:
         """What the tasks of a group say of themselves: a row may draw on any of its rollouts."""
-        return tuple(dict.fromkeys(entity for rollout in rollouts for entity in _known(rollout)))
+        found = tuple(dict.fromkeys(entity for rollout in rollouts for entity in _known(rollout)))
+        if self.anonymizer is not None:
+            self._everybody.update(dict.fromkeys(found))
+        return found
 
     def row(self, row: dict[str, Any], known: tuple[Known, ...]) -> dict[str, Any]:
         """The row with surrogates, names of tasks and groups included. Token ids spell the text that was hidden, so where an
@@ -51,7 +58,8 @@ class Hider:
         told = {name: value for name, value in row.items() if name not in _KEPT}
         hidden = self._values(told, known)
         changed = {**row, **hidden}
-        if hidden.get("output") != row.get("output") and row.get("token_ids", "null") != "null":
+        spelled = any(hidden.get(name) != row.get(name) for name in ("output", "tools"))
+        if spelled and row.get("token_ids", "null") != "null":
             changed["token_ids"] = changed["logprobs"] = "null"
             self.untokened += 1
         self._check(hidden, known)
@@ -62,7 +70,7 @@ class Hider:
         assert self.anonymizer is not None
         found = False
         if known:
-            text = " ".join(map(str, hidden.values())).casefold()
+            text = _ESCAPED.sub(" ", " ".join(map(str, hidden.values()))).casefold()
             found = any(len(entity.value) > 2 and re.search(rf"(?<!\w){re.escape(entity.value.casefold())}(?!\w)", text) for entity in known)
         if self.rows <= _CHECKED or self.rows % 100 == 0:
             self.checked += 1
@@ -85,11 +93,11 @@ class Hider:
     def _written(self, name: str, value: Any, read: Any, new: Any) -> Any:
         if name not in self.encoded:
             return new
-        return value if new == read else orjson.dumps(new).decode()
+        return value if new == read else as_json(new)
 
     def plain(self, value: Any) -> Any:
         """Anything else that is written beside the rows."""
-        return value if self.anonymizer is None else self.anonymizer.value(value)
+        return value if self.anonymizer is None else self.anonymizer.value(value, tuple(self._everybody))
 
     def names(self, counts: Mapping[str, int]) -> dict[str, int]:
         """Counts by name, for the manifest."""
@@ -131,7 +139,7 @@ def _known(rollout: Rollout) -> tuple[Known, ...]:
             found += [Known(_type(kind), str(value)) for value in (values if isinstance(values, list) else [values]) if value]
     elif isinstance(entities, list):
         found += [Known(_type(e.get("type", "person")), str(e["value"])) for e in entities if isinstance(e, Mapping) and e.get("value")]
-    return tuple(found)
+    return tuple(entity for entity in found if entity.value.strip().lower() not in _ROLES)
 
 
 def _type(name: Any) -> str:

@@ -17,7 +17,7 @@ from assay.traces.dialects import Answer, Message, insisted_tool, tool_results
 from assay.traces.records import Rollout, Transition, new_id
 from assay.traces.store import Store
 
-__all__ = ["Live", "LiveRollouts", "rollout_id_of"]
+__all__ = ["Live", "LiveRollouts", "check_status", "close_left", "rollout_id_of"]
 
 _LARGEST = 1e6  # of a step reward
 _NEVER_CLOSED = "the rollout was never closed"
@@ -230,13 +230,16 @@ class LiveRollouts:
         """Ends a rollout.
 
         Raises:
-            ConfigError: an unknown status. StoreError: no such rollout is open.
+            ConfigError: an unknown status. StoreError: no such rollout is open here, or was left open by a gateway that is gone.
         """
-        if status not in ("done", "failed", "error"):
-            raise ConfigError(f"status={status!r} must be done, failed (the agent's own failure) or error (the machinery's)")
+        check_status(status)
         live = self.open.pop(rollout_id_of(name), None)
         if live is None:
-            raise StoreError(f"no rollout {name!r} is open")
+            left = self.stored(name)
+            if left is None or left.status != "running":
+                raise StoreError(f"no rollout {name!r} is open")
+            live = Live(left, None, True)
+            left.transitions = []
         rollout = live.rollout
         rollout.status, rollout.error, rollout.ended_at = status, error, time.time()
         if prediction is not None:
@@ -270,6 +273,32 @@ class LiveRollouts:
             else:
                 self.close(live.rollout.id)
         return len(found)
+
+
+def close_left(store: Store, *, idle_s: float) -> dict[str, int]:
+    """Ends rollouts that gateways left open when they were killed: those with an answer are done, the others were never closed.
+
+    Args:
+        idle_s: seconds since the last call, or the beginning.
+    """
+    ended = {"done": 0, "error": 0}
+    for found in list(store.rollouts(limit=None)):
+        if found.source != "gateway" or found.status != "running":
+            continue
+        rollout = store.rollout(found.id)
+        if time.time() - max([rollout.started_at, *(t.started_at + t.latency_ms / 1000 for t in rollout.transitions)]) < idle_s:
+            continue
+        rollout.status = "error" if rollout.prediction is None else "done"
+        rollout.error, rollout.ended_at, rollout.transitions = _NEVER_CLOSED if rollout.prediction is None else None, time.time(), []
+        store.put_rollout(rollout)
+        ended[rollout.status] += 1
+    return ended
+
+
+def check_status(status: str) -> None:
+    """Raises `ConfigError` where a rollout cannot end so."""
+    if status not in ("done", "failed", "error"):
+        raise ConfigError(f"status={status!r} must be done, failed (the agent's own failure) or error (the machinery's)")
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from assay.traces.dialects import read_events
 
 __all__ = ["Passed", "is_constrained", "json_body", "pass_on", "storable"]
 
+_DEEPEST = 200  # of a request: what trainers and databases read
 _KEPT = 64 << 20  # bytes of one answer that are kept
 _LAST = re.compile(rb"\n(?:data: ?\[DONE\]|event: ?(?:message_stop|response\.(?:completed|incomplete|failed)))")  # a stream's last event
 _SECRETS = ("api_key", "api_base", "base_url", "headers", "extra_headers")  # some clients put these into a body
@@ -21,7 +22,10 @@ _SECRETS = ("api_key", "api_base", "base_url", "headers", "extra_headers")  # so
 
 def storable(body: dict[str, Any]) -> dict[str, Any]:
     """A request's body without what names a server or a key."""
-    return {key: value for key, value in body.items() if key not in _SECRETS}
+    kept = {key: value for key, value in body.items() if key not in _SECRETS}
+    if isinstance(extra := kept.get("extra_body"), dict):
+        kept["extra_body"] = {key: value for key, value in extra.items() if key not in _SECRETS}
+    return kept
 
 
 class Passed:
@@ -33,6 +37,7 @@ class Passed:
         self.streamed = self.kept = self._ending = False
         self._tail = b"\n"
         self.error: str | None = None
+        self.secrets: list[str] = []  # what may be said back in an error
         self.response: web.StreamResponse | None = None
 
     def see(self, chunk: bytes) -> bool:
@@ -106,7 +111,17 @@ def json_body(raw: bytes) -> dict[str, Any]:
         raise ConfigError(f"the body is no JSON: {error}") from None
     if not isinstance(found, dict):
         raise ConfigError("the body must be a JSON object")
+    if (raw.count(b"[") + raw.count(b"{")) > _DEEPEST and _depth(found) > _DEEPEST:
+        raise ConfigError(f"the body is nested more than {_DEEPEST} deep")
     return found
+
+
+def _depth(value: Any) -> int:
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        level = [part for item in level for part in (item.values() if isinstance(item, dict) else item) if isinstance(part, dict | list)]
+    return depth
 
 
 def is_constrained(body: dict[str, Any]) -> bool:

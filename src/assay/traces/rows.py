@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -13,6 +14,7 @@ from assay.traces.records import Rollout, ToolCall, Transition, Verdict
 __all__ = ["ROLLOUT_JSON", "TRANSITION_JSON", "as_json", "clean", "rollout_of", "row_of", "transition_of"]
 
 ROLLOUT_JSON = {"parameters", "adapters", "inputs", "expected", "metadata", "prediction", "verdicts", "early_tools"}
+_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # of a text, and not the letters of one that speaks of it
 _RECORDS = ("tools", "verdicts", "early_tools")
 TRANSITION_JSON = {"adapters", "request", "response", "tools", "token_ids", "logprobs", "step_rewards"}
 
@@ -25,7 +27,7 @@ def as_json(value: Any) -> str:
         text = orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
     except (TypeError, ValueError):  # lone surrogates, numbers beyond 64 bits, deep nesting
         text = clean(json.dumps(_finite(value), ensure_ascii=False, default=str))
-    return text.replace("\\u0000", "\\ufffd") if "\\u0000" in text else text
+    return _NUL.sub(r"\1\\ufffd", text) if "\\u0000" in text else text
 
 
 def _finite(value: Any) -> Any:

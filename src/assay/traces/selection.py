@@ -161,16 +161,13 @@ class Episode:
     rollout: Rollout
     turns: list[Turn] = field(default_factory=list)
     difficulty: str = "medium"
+    group: str = ""
     credited: tuple[list[float], list[float]] | tuple[()] | None = None  # what an export worked out
 
     @property
     def quality(self) -> float | None:
         """The rollout's."""
         return self.rollout.quality
-
-    @property
-    def group(self) -> str:
-        return self.rollout.group_id or self.rollout.id
 
     @property
     def rewards(self) -> list[float]:
@@ -199,13 +196,15 @@ def difficulty_of(metadata: Mapping[str, Any], mean: float | None) -> str:
 
 
 def read_groups(
-    store: Store, selection: Selection, sealed: set[str], *, light: bool = False, means: bool = False, left: Counter[str] | None = None
+    store: Store, selection: Selection, sealed: set[str], *, light: bool = False, means: bool = False, by_task: bool = False,
+    left: Counter[str] | None = None,
 ) -> Iterator[list[Episode]]:  # fmt: skip
     """Groups of rollouts of one task, tasks in order; a rollout without a group is one of its own. Rollouts whose inputs are
     `sealed` are left out. One group is in memory at a time.
 
     Args:
         light: turns have their number and step rewards, nothing else.
+        by_task: all rollouts of a task are one group.
         means: the difficulty of a task without a word of its own goes by the mean score of its rollouts; else it is unknown.
         left: counts what is left out while reading.
     """
@@ -223,7 +222,8 @@ def read_groups(
             plain = dict(row)
             task_mean = plain.pop("task_mean")
             rollout = rollout_of(plain)
-            episode = Episode(rollout, difficulty=difficulty_of(rollout.metadata, task_mean))
+            own = rollout.task_id if by_task and rollout.task_id else rollout.group_id or rollout.id
+            episode = Episode(rollout, difficulty=difficulty_of(rollout.metadata, task_mean), group=own)
             if waiting is not None and waiting[0] == rollout.id:
                 episode.turns = [Turn(found[1:]) for found in waiting[1]]
                 waiting = next(turns, None)

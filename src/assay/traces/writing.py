@@ -19,6 +19,7 @@ _REPEATED = [  # columns whose values come again and again
 ]  # fmt: skip
 _BATCH = 2000  # rows of a Parquet row group
 _LINES = 500  # hashed and written at once
+_BYTES = 64 << 20  # at which a row group, or lines that wait, are written though they are few
 _OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
 
 
@@ -35,20 +36,24 @@ class RowWriter:
         self._buffered: list[bytes] = []
         self._json = JSON_COLUMNS if parquet else ()
         self._writer: Any = None
+        self._size = 0  # bytes of the lines since the last row group
 
     def __enter__(self) -> "RowWriter":
         self._lines: BinaryIO = open(self.folder / "data.jsonl", "wb", buffering=1 << 20)
         return self
 
     def write(self, row: dict[str, Any]) -> None:
-        self._buffered.append(_line(row, self._json))
+        line = _line(row, self._json)
+        self._buffered.append(line)
         self.rows += 1
-        if len(self._buffered) >= _LINES:
+        self._size += len(line)
+        full = self._size >= _BYTES
+        if full or len(self._buffered) >= _LINES:
             self._put_lines()
         if self.parquet:
             self._waiting.append(row)
-            if len(self._waiting) >= _BATCH:
-                self._flush()
+        if full or len(self._waiting) >= _BATCH:
+            self._flush()
 
     def _put_lines(self) -> None:
         data = b"".join(self._buffered)
@@ -57,6 +62,9 @@ class RowWriter:
         self._lines.write(data)
 
     def _flush(self) -> None:
+        self._size = 0
+        if not self.parquet:
+            return
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -120,7 +128,8 @@ def trl_files(folder: Path, kind: str, manifest: Mapping[str, Any], *, rubric: P
         (folder / f"{command}.yaml").write_text(config, encoding="utf-8")
     if kind == "grpo" and rubric is not None:
         shutil.copyfile(rubric, folder / "rubric.yaml")
-        (folder / "reward.py").write_text(_REWARD, encoding="utf-8")
+        told = {"inputs": dict(sorted(manifest["columns"]["inputs"].items())), "outputs": sorted(manifest["columns"]["outputs"])}
+        (folder / "reward.py").write_text(_REWARD.format(**told), encoding="utf-8")
     (folder / "README.md").write_text(_card(kind, command, manifest), encoding="utf-8")
 
 
@@ -158,7 +167,8 @@ from pathlib import Path
 import assay
 
 _judge = os.environ.get("ASSAY_JUDGE_MODEL")
-reward = assay.load_rubric(Path(__file__).with_name("rubric.yaml"), judge_lm=assay.get_lm(_judge) if _judge else None).trl_reward()
+_rubric = assay.load_rubric(Path(__file__).with_name("rubric.yaml"), judge_lm=assay.get_lm(_judge) if _judge else None)
+reward = _rubric.trl_reward(inputs={inputs!r}, outputs={outputs!r})
 '''
 
 
