@@ -15,7 +15,7 @@ from assay.datasets import SPLITS
 from assay.deployment import load_artifact
 from assay.deployment.artifact import check_place, is_artifact, runnable
 from assay.errors import BudgetExceeded, ConfigError, ModelError
-from assay.jobs import DEFAULT_MODEL, Job, RunConfig, home_of, keep_artifact, load_rubric, open_job, opened_store
+from assay.jobs import DEFAULT_MODEL, Job, RunConfig, check_pinned, home_of, keep_artifact, load_rubric, open_job, opened_store
 from assay.models import Meter, get_lm
 from assay.optimizers import AUTO_SEARCH_CALLS, CompileConfig, CompileOutcome, Evaluation, Progress, compile_prompts
 from assay.optimizers import evaluate as run_evaluation
@@ -129,6 +129,8 @@ def run(
             parameters=artifact.settings["parameters"] if artifact else {},
         )  # fmt: skip
         lm = get_lm(name, observers=[recorder.observe], **client)
+        if artifact:
+            check_pinned(artifact, lm)
         with dspy.context(lm=lm), recorder.active(), recorder.rollout(rollout):
             prediction = as_prediction(built(**inputs))
             rollout.prediction = dict(prediction.items())

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay.errors import Cancelled, ConfigError, DataError, ModelError
+from assay.deployment import Artifact
+from assay.errors import ArtifactError, Cancelled, ConfigError, DataError, ModelError
+from assay.jobs import check_pinned
 from assay.models import get_lm
 from assay.models.adapters import find_adapter, keep_adapter, list_adapters, with_adapters
 from assay.models.lora import _permuted
@@ -159,6 +162,19 @@ def test_an_adapter_is_kept_whole_served_by_name_and_held_to_its_place(embedded:
     (first.path / "adapter.json").write_text(json.dumps({**told, "format": 9}))
     with pytest.raises(ModelError, match="update assay"):
         find_adapter("first")
+
+
+def test_an_artifact_goes_with_the_very_adapters_it_was_measured_with(embedded: str, tmp_path: Path) -> None:
+    first = keep_adapter("first", lora(tmp_path / "a"), base="smollm2-135m")
+    plain = get_lm(embedded, cache=None)
+    named = get_lm(f"{embedded}+first", cache=None)
+    artifact = Artifact(tmp_path / "artifact", None, {"model": f"{embedded}+first", "adapters": [first.sha256]})  # type: ignore[arg-type]
+    check_pinned(artifact, named)
+    check_pinned(artifact, plain)  # another model was asked for
+    shutil.rmtree(first.path)
+    keep_adapter("first", lora(tmp_path / "b", scale=0.1), base="smollm2-135m")
+    with pytest.raises(ArtifactError, match="measure it again"):
+        check_pinned(artifact, get_lm(f"{embedded}+first", cache=None))
 
 
 def test_what_llama_cpp_could_not_serve_is_not_kept(embedded: str, tmp_path: Path) -> None:
