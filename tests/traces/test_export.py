@@ -647,3 +647,31 @@ def test_texts_that_speak_of_escapes_stay_as_they_are(store: Store, text: str) -
     assert found["output"] == found["input"]["body"]["messages"][0]["content"] == text
     put(store, turn(0, "a\0b", "c"), task="nul")
     assert "a\ufffdb" in str(exported(store, "transitions", "nul")[0])
+
+
+@pytest.mark.slow
+def test_an_export_from_postgresql_is_the_same(store: Store, postgres_url: str) -> None:
+    def filled(opened: Store) -> None:
+        for at in range(6):
+            for sample, score in enumerate((1.0, 0.0)):
+                rollout = Rollout(
+                    id=f"{0xe0 + at:016x}{sample:016x}", run_id="pg-export", task_id=f"Täsk {at}", group_id=f"g{at}", task_type="ab"[at % 2], status="done", program="p",
+                    program_version="v", model="m", score=score, split="test" if at == 5 else "train", inputs={"question": f"q{at}"}, rubric="r@1",
+                    data_subject="Ida Pg" if at == 0 else None,
+                )  # fmt: skip
+                opened.put_rollout(rollout)
+                opened.put_transition(rollout.id, turn(0, f"q{at} by jane.doe@corp.com", f"a{sample}", token_ids=(1,), logprobs=(-1.0,)))
+        opened.flush()
+
+    mine = Selection(runs=("pg-export",))  # other tests write there too
+    with Store(postgres_url) as server:
+        for opened, out in ((store, "lite"), (server, "pg")):
+            filled(opened)
+            for kind in ("transitions", "sft", "preferences"):
+                exported(opened, kind, f"{kind}-{out}", privacy_key=Path("keys") / "k", balance=Balance(method="down"), selection=mine)
+        assert server.forget_subject("Ida Pg") == 2
+        assert {row["task"] for row in exported(server, "transitions", "after", selection=mine)[0]} == {f"Täsk {at}" for at in range(1, 5)}
+    for kind in ("transitions", "sft", "preferences"):
+        lite, pg = ([json.dumps(row, sort_keys=True) for row in rows(Path(f"{kind}-{out}"))] for out in ("lite", "pg"))
+        assert sorted(lite) == sorted(pg)
+        assert lite
