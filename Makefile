@@ -30,7 +30,7 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.dev
 	$(BIN)/assay models pull smollm2-135m
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --durations=15
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
