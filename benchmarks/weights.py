@@ -15,13 +15,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tune import SUMS, compiled
+
 import assay
 from assay.cli.shared import Console
 from assay.optimizers.statistics import paired_gain
 from assay.optimizers.weights import SFTConfig, train_sft
 from assay.traces import Store
 
-SUMS = "arithmetic:terms=2-3&digits=2-3&size=600"
 BASE = "embedded/smollm2-135m"
 NAMES, THINGS, CITIES = (
     ("Ada", "Boris", "Chen", "Dunja", "Emil"),
@@ -39,14 +40,6 @@ def retained(path: Path, rows: int = 120) -> str:
             text = f"On Monday {name} bought {count} {thing} in {city}."
             file.write(json.dumps({"inputs": {"text": text}, "expected": {"name": name, "count": count, "city": city}}) + "\n")
     return str(path)
-
-
-def compiled(folder: Path) -> str:
-    report = assay.compile(
-        "math_qa", rubric="math_qa", data=SUMS, parameters={"temperature": 0.1}, max_search_calls=140, sizes={"gate": 8, "test": 10},
-        store=folder / "c.db", out=folder / "math_qa", progress=Console(),
-    )  # fmt: skip
-    return str(report.artifact)
 
 
 def measured(

@@ -13,9 +13,9 @@ import dspy
 from assay.anchors import replay_of_rubric
 from assay.datasets import SPLITS
 from assay.deployment import load_artifact
-from assay.deployment.artifact import check_place, is_artifact, runnable
+from assay.deployment.artifact import check_pinned, check_place, is_artifact, runnable
 from assay.errors import BudgetExceeded, ConfigError, ModelError
-from assay.jobs import DEFAULT_MODEL, Job, RunConfig, check_pinned, home_of, keep_artifact, load_rubric, open_job, opened_store
+from assay.jobs import DEFAULT_MODEL, Job, RunConfig, home_of, keep_artifact, load_rubric, open_job, opened_store
 from assay.models import Meter, get_lm
 from assay.optimizers import AUTO_SEARCH_CALLS, CompileConfig, CompileOutcome, Evaluation, Progress, compile_prompts
 from assay.optimizers import evaluate as run_evaluation

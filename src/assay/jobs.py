@@ -19,8 +19,8 @@ from filelock import FileLock, Timeout
 from assay import __version__
 from assay.datasets import SPLITS, Splits, load_splits
 from assay.deployment import Artifact, load_artifact, save_artifact
-from assay.deployment.artifact import is_artifact
-from assay.errors import ArtifactError, BudgetExceeded, Cancelled, ConfigError
+from assay.deployment.artifact import check_pinned, is_artifact
+from assay.errors import BudgetExceeded, Cancelled, ConfigError
 from assay.judges import Judge, resolver
 from assay.judges.loading import AnyJudge, members_of
 from assay.judges.loading import load_judge as read_judge
@@ -40,7 +40,6 @@ __all__ = [
     "Job",
     "Run",
     "RunConfig",
-    "check_pinned",
     "compiled_parts",
     "home_of",
     "keep_artifact",
@@ -262,14 +261,6 @@ def _program_manifest(job: Job, student: Student, result: Mapping[str, Any]) -> 
         "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "result": dict(result),
     }
-
-
-def check_pinned(artifact: Artifact, lm: LanguageModel) -> None:
-    """Raises `ArtifactError` where the model goes by the artifact's name for it, and its adapters are no longer those it was measured with."""
-    wanted, there = list(artifact.manifest.get("adapters") or ()), list(lm.recording.backend.adapters)
-    if artifact.manifest["model"] == lm.recording.model and wanted != there:
-        told = [", ".join(one[:12] + "…" for one in hashes) or "none" for hashes in (wanted, there)]
-        raise ArtifactError(f"{artifact.path} was measured with the adapters {told[0]}, and {lm.recording.model} has {told[1]} now: measure it again")
 
 
 def keep_artifact(job: Job, student: Student, folder: Path, result: Mapping[str, Any], report: str) -> Path:

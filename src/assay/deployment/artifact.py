@@ -13,10 +13,11 @@ import dspy
 
 from assay.errors import ArtifactError, ProgramError
 from assay.judges import Judge
+from assay.models import LanguageModel
 from assay.programs import Agent, AgentParameters, program_state, restore_program
 from assay.programs.compose import Configured, EnsembleProgram, NearestDemos, is_agent
 
-__all__ = ["FORMAT", "Artifact", "check_place", "load_artifact", "save_artifact"]
+__all__ = ["FORMAT", "Artifact", "check_pinned", "check_place", "load_artifact", "save_artifact"]
 
 FORMAT = 1
 _FILES = ("program.json", "splits.json", "report.md")
@@ -107,6 +108,14 @@ def _sha(text: str) -> str:
 def _manifest_sha(manifest: dict[str, Any]) -> str:
     """Over everything in the manifest but this hash itself."""
     return _sha(json.dumps({key: value for key, value in manifest.items() if key != "sha256"}, sort_keys=True))
+
+
+def check_pinned(artifact: Artifact, lm: LanguageModel) -> None:
+    """Raises `ArtifactError` where the model goes by the artifact's name for it, and its adapters are no longer those it was measured with."""
+    wanted, there = list(artifact.manifest.get("adapters") or ()), list(lm.recording.backend.adapters)
+    if artifact.manifest["model"] == lm.recording.model and wanted != there:
+        told = [", ".join(one[:12] + "…" for one in hashes) or "none" for hashes in (wanted, there)]
+        raise ArtifactError(f"{artifact.path} was measured with the adapters {told[0]}, and {lm.recording.model} has {told[1]} now: measure it again")
 
 
 def is_artifact(path: str | Path) -> bool:

@@ -34,7 +34,7 @@ class Hider:
 
     def __init__(self, engine: str, key: Path | None, encoded: Sequence[str] = ()) -> None:
         self.encoded = frozenset(encoded)
-        self._everybody: dict[Known, None] = {}  # that any row's task knew of
+        self._named: dict[Known, None] = {}  # that tasks know of and that stand in what the manifest says
         self.key_path, self.rows, self.checked, self.residual, self.untokened = key, 0, 0, 0, 0
         self.anonymizer = None if engine == "off" else Anonymizer(_secret(key), engine=engine)
 
@@ -46,7 +46,8 @@ class Hider:
         """What the tasks of a group say of themselves: a row may draw on any of its rollouts."""
         found = tuple(dict.fromkeys(entity for rollout in rollouts for entity in _known(rollout)))
         if self.anonymizer is not None:
-            self._everybody.update(dict.fromkeys(found))
+            names = " ".join(f"{r.task_type} {r.task_id} {r.program} {r.run_id}" for r in rollouts).casefold() if found else ""
+            self._named.update({e: None for e in found if any(word in names for word in e.value.casefold().split() if len(word) > 2)})
         return found
 
     def row(self, row: dict[str, Any], known: tuple[Known, ...]) -> dict[str, Any]:
@@ -97,7 +98,7 @@ class Hider:
 
     def plain(self, value: Any) -> Any:
         """Anything else that is written beside the rows."""
-        return value if self.anonymizer is None else self.anonymizer.value(value, tuple(self._everybody))
+        return value if self.anonymizer is None else self.anonymizer.value(value, tuple(self._named))
 
     def names(self, counts: Mapping[str, int]) -> dict[str, int]:
         """Counts by name, for the manifest."""

@@ -282,10 +282,8 @@ def close_left(store: Store, *, idle_s: float) -> dict[str, int]:
         idle_s: seconds since the last call, or the beginning.
     """
     ended = {"done": 0, "error": 0}
-    for found in list(store.rollouts(limit=None)):
-        if found.source != "gateway" or found.status != "running":
-            continue
-        rollout = store.rollout(found.id)
+    for rollout_id in [r.id for r in store.rollouts(limit=None) if r.source == "gateway" and r.status == "running"]:
+        rollout = store.rollout(rollout_id)
         if time.time() - max([rollout.started_at, *(t.started_at + t.latency_ms / 1000 for t in rollout.transitions)]) < idle_s:
             continue
         rollout.status = "error" if rollout.prediction is None else "done"

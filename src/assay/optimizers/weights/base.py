@@ -15,7 +15,7 @@ from filelock import FileLock
 
 from assay.errors import MissingExtra, ModelError
 from assay.models.adapters import Adapter, with_adapters
-from assay.models.registry import find_model, model_home
+from assay.models.registry import find_model, model_home, spec
 
 __all__ = ["Policy", "load_policy", "quiet", "tokenizer_sha"]
 
@@ -97,9 +97,7 @@ def _unpacked(name: str) -> Path:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     source = find_model(name)
-    with open(source, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()[:12]
-    target = model_home() / f"{name}-{digest}-torch"
+    target = model_home() / f"{name}-{spec(name).sha256[:12]}-torch"
     if target.is_dir():
         return target
     model_home().mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,6 @@
 """The warm-up: LoRA on the completions of good traces, by TRL's SFTTrainer, to the checkpoint that held-out tasks like best."""
 
 import errno
-import gc
 import json
 import math
 import shutil
@@ -133,8 +132,6 @@ def _train(work: Path, name: str, config: SFTConfig, data: TrainingData, resume:
     report.name, report.path = served_as(adapter), adapter.path
     report.agreement = _agreement(trainer, policy, adapter, (held_out or train)[:_PROMPTS])
     shutil.rmtree(work, ignore_errors=True)
-    del trainer
-    gc.collect()
     return report
 
 
