@@ -507,31 +507,6 @@ def test_the_files_load_in_datasets(store: Store) -> None:
     assert len(load_dataset("parquet", data_files="out2/data.parquet", split="train")) == 1
 
 
-@pytest.fixture(scope="module")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A randomly initialised Llama of a few layers with a tokenizer of its own: trainers take steps of a real model."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    folder = tmp_path_factory.mktemp("tiny")
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.train_from_iterator(
-        ["How much is 1 + 2? The answer is 3."],
-        trainers.BpeTrainer(special_tokens=["<unk>", "<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()),
-    )
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="</s>")
-    fast.chat_template = (
-        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
-    )
-    fast.save_pretrained(folder)
-    config = LlamaConfig(
-        vocab_size=len(fast), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=512
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sft", "grpo", "preferences"])
 def test_plain_trl_trains_on_an_export_with_the_config_that_came_with_it(store: Store, tiny_model: Path, kind: str) -> None:

@@ -1,10 +1,11 @@
 """`assay train`: weights from traces."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
 
-from assay.cli.shared import Console, json_option, keep, print_json
+from assay.cli.shared import Console, json_option, keep, pairs, print_json, with_options
 
 __all__ = ["command"]
 
@@ -70,3 +71,181 @@ def _show(data: dict[str, Any]) -> None:
         rich.print(f"{data['path']}\nIn any command: --model {data['name']}", markup=False, soft_wrap=True)
     else:
         rich.print(str(data["path"]), markup=False, soft_wrap=True)
+
+
+_LOSSES = ("dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")
+_RETURNS = ("to_go", "episode", "step", "uniform")
+_NUMBERS: tuple[tuple[str, Any, Any, str], ...] = (
+    ("--steps", int, 30, "Optimizer steps."),
+    ("--tasks", int, 4, "Tasks a step."),
+    ("--group", int, 4, "Rollouts of a task."),
+    ("--iterations", int, 1, "Steps on the same rollouts."),
+    ("--learning-rate", float, 1e-4, ""),
+    ("--rank", int, 16, "Of the LoRA matrices."),
+    ("--temperature", float, 1.0, "Of the rollouts."),
+    ("--epsilon", float, 0.2, "The ratio is clipped below at 1 less this."),
+    ("--epsilon-high", float, 0.28, "The ratio is clipped above at 1 and this."),
+    ("--beta", float, 0.01, "Weight of the KL to the model as it was."),
+    ("--discount", float, 1.0, "Of later rewards."),
+    ("--step-weight", float, 1.0, "Of step rewards."),
+    ("--outcome-weight", float, 1.0, "Of the rubric's score."),
+    ("--micro", int, 4, "Rollouts whose calls go through the model at once."),
+    ("--max-length", int, 2048, "Tokens of a call; longer ones are not trained on."),
+    ("--max-completion", int, 128, "Tokens of an answer."),
+    ("--rollout-timeout-s", float, 120.0, "Seconds after which a rollout is given up."),
+    ("--evaluate-every", int, 10, "Steps between looks at held-out tasks; 0: none."),
+    ("--held-out", int, 16, "Tasks of val that are looked at."),
+    ("--save-every", int, 5, "Steps between checkpoints."),
+    ("--samples-every", int, 10, "Steps between sample rollouts in the report."),
+    ("--forget", float, 0.1, "Score that a retained task type may lose."),
+    ("--seed", int, 0, ""),
+)
+
+
+def _policy_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    options = [
+        click.argument("program"),
+        click.option("--name", required=True, help="The adapter's name; it is served as MODEL+NAME."),
+        click.option("--rubric", metavar="R", help="A YAML file or a shipped rubric; an export brings its rewards."),
+        click.option("--data", metavar="D", help="The tasks; an export brings its own."),
+        click.option("--model", default="embedded/smollm2-135m", show_default=True, help="What is trained; adapters in its name are merged before."),
+        click.option("--judge-model", help="Model of the rubric's judges; not the one in training."),
+        click.option("--judged-by-itself", is_flag=True, help="Let the model in training judge itself all the same."),
+        click.option("--watch", metavar="R", help="A second rubric that scores the rollouts and is not trained on."),
+        click.option("--retain", multiple=True, metavar="PROGRAM,RUBRIC,DATA", help="What must not be forgotten."),
+        click.option("--adapter", type=click.Choice(["json", "lean", "chat"]), help="How fields become messages."),
+        click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="An agent parameter, e.g. max_steps=4."),
+        click.option("--loss", type=click.Choice(_LOSSES), default="dapo", show_default=True, help="TRL's loss_type."),
+        click.option("--returns", type=click.Choice(_RETURNS), default="to_go", show_default=True, help="What a call is credited with."),
+        click.option("--vllm", type=click.Choice(["none", "colocate", "server"]), default="none", show_default=True, help="On a GPU."),
+        *(click.option(flag, type=kind, default=value, show_default=True, help=text or None) for flag, kind, value, text in _NUMBERS),
+        *(click.option(f"--{split}-size", type=click.IntRange(1), help=f"Most tasks taken of {split}.") for split in ("train", "val", "test")),
+        click.option("--salt", default="assay", show_default=True, help="Salt of the splits."),
+        click.option("--threads", type=click.IntRange(1), help="Rollouts at once."),
+        click.option("--report-to", default="none", show_default=True, help="tensorboard, trackio, wandb."),
+        click.option("--accelerate-config", type=click.Path(exists=True), help="Run in processes as this config of accelerate says."),
+        click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE."),
+        click.option("--resume", is_flag=True, help="Go on from the last checkpoint."),
+        json_option(),
+    ]
+    return with_options(function, options)
+
+
+def _policy_command(algorithm: str, text: str) -> None:
+    def run(**values: Any) -> None:
+        _policy(algorithm, values)
+
+    extra = click.option("--gae-lambda", type=float, default=0.95, show_default=True, help="Decay of the generalised advantages over turns.")
+    made = _policy_options(extra(run) if algorithm == "ppo" else run)
+    command.command(algorithm, help=text)(made)
+
+
+def _policy(algorithm: str, values: dict[str, Any]) -> None:
+    from assay.traces.export import is_export
+    from assay.training import train, train_offline
+
+    as_json, program, config = keep(values, "as_json", "program", "accelerate_config")
+    if config is not None:
+        return _launched(config)
+    sizes = {name: size for name in ("train", "val", "test") if (size := values.pop(f"{name}_size")) is not None}
+    shown, settings = Console(), pairs(values.pop("settings"), "--set")
+    values = {key: value for key, value in values.items() if value is not None}
+    if is_export(program):
+        report = train_offline(program, algorithm=algorithm, progress=shown, **_offline(values))  # type: ignore[arg-type]
+    else:
+        if missing := [f"--{name}" for name in ("rubric", "data") if name not in values]:
+            raise click.UsageError(f"a program needs {' and '.join(missing)}")
+        parameters = {name: _value(text) for name, text in settings.items()}
+        report = train(program, algorithm=algorithm, sizes=sizes, parameters=parameters, progress=shown, **values)  # type: ignore[arg-type]
+    data = report.to_dict()
+    if as_json:
+        print_json(data)
+    else:
+        _show_policy(data)
+
+
+_ONLINE = ("rubric", "data", "judge_model", "judged_by_itself", "watch", "retain", "adapter", "salt", "threads", "store", "rollout_timeout_s")
+
+
+def _offline(values: dict[str, Any]) -> dict[str, Any]:
+    """Flags that an export leaves a meaning; those that it would ignore are refused where they were given."""
+    context = click.get_current_context()
+    given = [name for name in values if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
+    if ignored := [f"--{name.replace('_', '-')}" for name in given if name in (*_ONLINE, "step_weight", "outcome_weight")]:
+        raise click.UsageError(f"{', '.join(ignored)} would have no effect: an export brings its tasks and rewards")
+    kept = {name: value for name, value in values.items() if name not in _ONLINE}
+    if "temperature" not in given:
+        kept.pop("temperature")
+    return kept
+
+
+def _value(text: str) -> Any:
+    import json
+
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _launched(config: str) -> None:
+    """The same command in the processes of an accelerate config."""
+    import os
+    import subprocess
+    import sys
+
+    at = next(place for place, word in enumerate(sys.argv) if word.startswith("--accelerate-config"))
+    left = [*sys.argv[1:at], *sys.argv[at + (1 if "=" in sys.argv[at] else 2) :]]
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1)))
+    words = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", config, "--num_cpu_threads_per_process", threads, "-m", "assay"]
+    raise SystemExit(subprocess.run([*words, *left], check=False).returncode)
+
+
+def _show_policy(data: Mapping[str, Any]) -> None:
+    from rich.console import Console as Rich
+    from rich.table import Table
+
+    rich = Rich(highlight=False)
+    for bench, modes in data["validation"].items():
+        table = Table("", "before", "after", "gain, paired 95 %", title=f"{bench}: sealed tasks, {next(iter(modes.values()))['before']['n']}")
+        for mode, found in modes.items():
+            before, after, gain = found["before"], found["after"], found["gain"]
+            table.add_row(f"{mode}: score", _number(before["score"]), _number(after["score"]), _interval(gain), style="bold")
+            for name in after["criteria"]:
+                grades = (before["criteria"].get(name), after["criteria"].get(name))
+                table.add_row(f"  {name}", *map(_number, grades), _interval(found["criteria"].get(name)))
+            for kind in after["task_types"] if len(after["task_types"]) > 1 else ():
+                table.add_row(f"  on {kind}", _number(before["task_types"].get(kind)), _number(after["task_types"][kind]), "")
+            for name in ("valid_calls", "parsed"):
+                table.add_row(f"  {name.replace('_', ' ')}", _number(before[name]), _number(after[name]), "")
+        rich.print(table)
+    seconds = ", ".join(f"{name} {value:.0f} s" for name, value in data["seconds"].items())
+    rich.print(
+        f"{data['steps']} steps, {data['rollouts']} rollouts, {data['calls']} calls trained on ({seconds}); weights of step {data['best_step']}"
+    )
+    settled = {None: "too few steps to tell whether it converged", True: "converged", False: "not converged"}[data["converged"]]
+    rich.print(f"{settled}: the mean reward of the last ten steps beside that of the ten before", markup=False)
+    for why, count in data["left_out"].items():
+        rich.print(f"{count} left out: {why}", markup=False)
+    for note in [*data["notes"], *data["alarms"], *([data["stopped"]] if data["stopped"] else [])]:
+        rich.print(f"note: {note}", markup=False)
+    if data.get("report"):
+        rich.print(f"report: {data['report']}", markup=False, soft_wrap=True)
+    if data["name"]:
+        rich.print(f"{data['path']}\nIn any command: --model {data['name']}", markup=False, soft_wrap=True)
+    else:
+        rich.print(str(data["path"]), markup=False, soft_wrap=True)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _interval(gain: Mapping[str, Any] | None) -> str:
+    return "" if not gain or gain["mean"] is None else f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
+
+
+_policy_command("grpo", "GRPO: each call's return against its group's mean at the same turn, over the group's deviation.")
+_policy_command("reinforce++", "REINFORCE++: each call's return against the batch's mean and deviation; no critic.")
+_policy_command("ppo", "PPO: generalised advantages over the turns, from a value fitted beside.")
+_policy_command("rloo", "RLOO: each call's return against the mean of the others of its group, unscaled.")

@@ -5,6 +5,7 @@ slots and reuse each other's prompt prefixes. Constrained output: JSON schemas b
 marked `LINES` becomes a grammar of `name: value` lines, for adapters that write those.
 """
 
+import hashlib
 import importlib.util
 import json
 import os
@@ -12,6 +13,8 @@ import re
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +22,12 @@ from assay.errors import MissingExtra, ModelError
 from assay.models.adapters import with_adapters
 from assay.models.registry import find_model, spec
 
-__all__ = ["LINES", "LlamaBackend", "lines_grammar", "server_url"]
+__all__ = ["LINES", "LlamaBackend", "PolicyBackend", "lines_grammar", "server_url"]
 
 LINES = "x-assay-lines"  # schema keyword: one `name: value` line a property, in order
 _SLOTS = 8  # more than the calls that run at once: each predictor of a program keeps its own prompt prefix
 _PROMPT_CACHE_MIB = 256  # prompts kept in memory beside the slots; the default of 8 GiB grows until it is full
+_UNTRUNCATED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}  # llama.cpp samples from 40 tokens of at least a twentieth by default
 _CONTEXT = 16384  # tokens over all slots, shared; 22 kB of cache a token for SmolLM2-135M
 
 _servers: dict[tuple[Path, ...], Any] = {}
@@ -111,6 +115,7 @@ class LlamaBackend:
 
     supports_function_calling = False
     supports_reasoning = False
+    sampling: Mapping[str, Any] = {}  # goes before what a request says
     supports_response_schema = True
     supported_params = frozenset(
         {"temperature", "max_tokens", "top_p", "top_k", "stop", "seed", "response_format", "logprobs", "top_logprobs", LINES}
@@ -149,6 +154,7 @@ class LlamaBackend:
             body["grammar"] = lines_grammar(schema)
         body["logprobs"] = True  # token ids and behaviour log-probabilities belong to every transition
         body.setdefault("top_logprobs", 1)
+        body |= self.sampling
         raw = _server(self.path, self._lora).handle_chat_completions(body)
         raw = json.loads(raw) if isinstance(raw, str | bytes) else raw
         if "choices" not in raw:
@@ -171,6 +177,42 @@ class LlamaBackend:
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
+
+
+class PolicyBackend(LlamaBackend):
+    """An embedded model in training: its last adapter is another one after every step.
+
+    It samples from the whole distribution, so that the log-probabilities of its tokens, which llama.cpp tells of the distribution
+    at temperature 1 before a grammar, are those of its behaviour at temperature 1. While it is `greedy` it takes the likeliest token.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.sampling = dict(_UNTRUNCATED)
+        self._before, self._before_sha = self._lora, self.adapters
+
+    @property
+    def concurrency(self) -> int:
+        return max(1, min(_SLOTS, cores() // 2))
+
+    def swap(self, adapter: Path | None) -> None:
+        """Serves the model with this adapter (a GGUF file; None: without any) from now on. No call may be in flight."""
+        with _servers_lock:
+            if self._lora != self._before:
+                _servers.pop((self.path, *self._lora), None)
+        self._lora, self.adapters = self._before, self._before_sha
+        if adapter is not None:
+            with open(adapter, "rb") as file:
+                self.adapters = (*self._before_sha, hashlib.file_digest(file, "sha256").hexdigest())
+            self._lora = (*self._before, adapter)
+
+    @contextmanager
+    def greedy(self) -> Iterator[None]:
+        before, self.sampling = self.sampling, {"temperature": 0.0}
+        try:
+            yield
+        finally:
+            self.sampling = before
 
 
 def _schema(body: dict[str, Any]) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ import asyncio
 import dataclasses
 import functools
 import hashlib
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,18 @@ from assay.models.embedded import LlamaBackend
 from assay.models.hosted import HostedBackend
 from assay.models.meter import Meter
 
-__all__ = ["LanguageModel", "RecordingEngine", "count_tokens", "get_lm", "sample_scope", "sibling", "spending", "supports", "with_recording"]
+__all__ = [
+    "LanguageModel",
+    "RecordingEngine",
+    "count_tokens",
+    "get_lm",
+    "lm_over",
+    "sample_scope",
+    "sibling",
+    "spending",
+    "supports",
+    "with_recording",
+]
 
 _REASONS = "max_completion_tokens"  # how DSPy marks a model that reasons by itself and takes no temperature
 _CLIENT_KEYS = ("api_key", "api_base", "base_url", "timeout", "headers", "extra_headers", "api_version")
@@ -148,7 +160,7 @@ class RecordingEngine:
             prompt_tokens=usage.input_tokens,
             completion_tokens=usage.output_tokens,
             token_ids=None if ids is None else tuple(ids),
-            logprobs=tuple(token.logprob for token in response.logprobs) if response and response.logprobs else None,
+            logprobs=_logprobs(response),
             latency_ms=latency_ms,
             cost_usd=cost_usd,
             started_at=started,
@@ -259,6 +271,15 @@ def get_lm(
     return LanguageModel(name, engine=engine, async_engine=AsyncRecordingEngine(engine), cache=False, num_retries=num_retries, **generation)
 
 
+def lm_over(backend: Any, name: str, *, max_tokens: int = 512, seed: int | None = None) -> LanguageModel:
+    """A language model over a backend that is at hand: uncached, unmetered, until a run records it (`with_recording`)."""
+    engine = RecordingEngine(backend, model=name)
+    generation: dict[str, Any] = {"max_tokens": max_tokens}
+    if seed is not None and "seed" in engine.supported_params:
+        generation["seed"] = seed
+    return LanguageModel(name, engine=engine, async_engine=AsyncRecordingEngine(engine), cache=False, num_retries=0, **generation)
+
+
 def sibling(lm: Any, name: str) -> LanguageModel:
     """Another model, by name, that shares the cache, meter and observers of `lm` where it has them, and its seed."""
     if not isinstance(lm, LanguageModel):
@@ -340,6 +361,12 @@ def count_tokens(lm: Any, text: str) -> int:
         return _count(lm.recording.backend, text)
     except Exception:  # a tokenizer that cannot be had must not stop an agent; the rule of thumb is documented
         return _rough_tokens(text)
+
+
+def _logprobs(response: lm15.Response | None) -> tuple[float, ...] | None:
+    """Of the sampled tokens; None where the engine knows them not (NaN: it told the tokens alone)."""
+    found = tuple(token.logprob for token in response.logprobs) if response is not None and response.logprobs else ()
+    return found if found and not any(map(math.isnan, found)) else None
 
 
 def _text(response: lm15.Response | None) -> str:

@@ -19,6 +19,9 @@ from assay.programs.parameters import AgentParameters
 __all__ = ["REVIEW_DEPTH", "Agent", "BaseAgent", "ToolAgent", "reasoning_tokens"]
 
 REVIEW_DEPTH = 6  # from this reasoning_depth on, the answer is reviewed once
+WRITTEN_DECISIONS = "assay_written_decisions"
+"""Key of DSPy's settings under which a tool agent does what it wrote, whatever the odds and the threshold: while a policy trains, a
+token is credited with what came of it, so what came must have come of it."""
 _ANSWER = "answer"
 
 
@@ -180,10 +183,13 @@ class ToolAgent(Agent):
         if threshold == 0 and not answered and len(names) == 1:
             self._demonstrate(inputs, observations, names[0])
             return names[0]
-        stated = not supports(dspy.settings.lm, "top_logprobs")
+        written = bool(dspy.settings.get(WRITTEN_DECISIONS))
+        stated = not written and not supports(dspy.settings.lm, "top_logprobs")
         signature = _decision_signature(self.decide.signature, reasoning_tokens(self.parameters.reasoning_depth), stated)
-        config = {} if stated else {"logprobs": True, "top_logprobs": _alternatives(dspy.settings.lm)}
+        config = {} if stated or written else {"logprobs": True, "top_logprobs": _alternatives(dspy.settings.lm)}
         decision = self._ask(self.decide, signature, inputs, observations, **config)
+        if written:
+            return str(decision.action)
         if stated:
             need, favourite = float(decision.need), decision.action if decision.action != _ANSWER else names[0]
         else:

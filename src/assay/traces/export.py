@@ -32,7 +32,7 @@ from assay.traces.selection import Episode, Overlap, Turn, count_turns, left_out
 from assay.traces.store import Store
 from assay.traces.writing import RowWriter, trl_files
 
-__all__ = ["ADVANTAGES", "KINDS", "ExportConfig", "ExportReport", "export_traces"]
+__all__ = ["ADVANTAGES", "KINDS", "ExportConfig", "ExportReport", "export_traces", "is_export"]
 
 FORMAT = 1  # of the manifest
 _LEARNED_FROM = ("truncated", "parse")  # calls that are not clean, and yet what a policy must learn to avoid
@@ -58,6 +58,11 @@ class UngatedExport(AssayError, RuntimeError):
     def __init__(self, message: str, gates: list[dict[str, Any]]) -> None:
         super().__init__(message)
         self.gates = gates
+
+
+def is_export(folder: str | Path) -> bool:
+    """Whether a folder is an export, of whatever kind."""
+    return (Path(folder) / "manifest.json").is_file() and (Path(folder) / "data.jsonl").is_file()
 
 
 def export_traces(

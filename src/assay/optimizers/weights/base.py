@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -46,7 +47,9 @@ def quiet() -> Iterator[None]:
     loud = logging.getLogger("accelerate").level
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
     finally:
         theirs.set_verbosity(level)
         logging.getLogger("accelerate").setLevel(loud)

@@ -2,10 +2,15 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from assay.errors import ConfigError
+from assay.traces.credit import RETURNS
 
-__all__ = ["SFTConfig"]
+__all__ = ["ALGORITHMS", "LOSSES", "PolicyConfig", "SFTConfig"]
+
+ALGORITHMS = ("grpo", "reinforce++", "ppo", "rloo")
+LOSSES = ("dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")  # of TRL's GRPOConfig, by name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,16 +42,114 @@ class SFTConfig:
     report_to: str = "none"
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "rank", "patience", "evaluations"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be at least 1")
-        if self.max_length < 16:
-            raise ConfigError(f"max_length={self.max_length!r} must be at least 16 tokens")
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise ConfigError(f"learning_rate={self.learning_rate!r} must be above 0")
-        if not 0 <= self.min_quality <= 1:
-            raise ConfigError(f"min_quality={self.min_quality!r} must be between 0 and 1")
-        if not 0 <= self.held_out <= 0.5:
-            raise ConfigError(f"held_out={self.held_out!r} must be between 0 and 0.5")
-        if self.seed < 0:
-            raise ConfigError(f"seed={self.seed!r} must be at least 0")
+        _at_least(self, 1, "epochs", "batch", "rank", "patience", "evaluations")
+        _at_least(self, 16, "max_length")
+        _at_least(self, 0, "seed")
+        _between(self, 0, 1, "min_quality")
+        _between(self, 0, 0.5, "held_out")
+        _above_zero(self, "learning_rate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyConfig:
+    """Settings of a weight update by policy gradient.
+
+    Args:
+        algorithm: where advantages come from, see `assay.optimizers.weights.advantages`.
+        model: what is trained; adapters in its name are merged before, and are what the KL term holds the policy to.
+        steps: optimizer steps; each takes `tasks` times `group` rollouts, or every `iterations`-th does.
+        group: rollouts of a task.
+        temperature: of the rollouts, and of the distribution that is trained.
+        loss: TRL's `loss_type`. Rows are padded to whole batches with masked ones, which `dapo`, `cispo` and `vespo` do not notice.
+        epsilon, epsilon_high: the ratio is clipped to [1 - epsilon, 1 + epsilon_high].
+        beta: weight of the KL to the model as it was before (k3 estimate of TRL); costs a forward pass; 0 leaves it out.
+        returns: how a call is credited, see `assay.traces.credit.returns`; `episode` gives all calls of a rollout the same.
+        scale: divides advantages by a deviation (of `grpo` and `reinforce++`).
+        step_weight, outcome_weight: of step rewards and of the rubric's score in the rewards.
+        micro: rollouts whose calls go through the model at once; memory grows with it.
+        max_length: tokens of a call, prompt and completion; longer ones are not trained on.
+        max_completion: tokens of an answer.
+        rollout_timeout_s: seconds after which a rollout is given up and left out.
+        evaluate_every: steps between looks at the held-out tasks; 0 looks at the ends alone.
+        held_out: tasks of `val` that are looked at, greedily and sampled.
+        save_every: steps between checkpoints.
+        forget: how much of its score on a retained task type the policy may lose before training stops.
+        report_to: a tracker of transformers' by name: tensorboard, trackio, wandb.
+    """
+
+    algorithm: str = "grpo"
+    model: str = "embedded/smollm2-135m"
+    steps: int = 30
+    tasks: int = 4
+    group: int = 4
+    iterations: int = 1
+    learning_rate: float = 1e-4
+    rank: int = 16
+    temperature: float = 1.0
+    loss: str = "dapo"
+    epsilon: float = 0.2
+    epsilon_high: float = 0.28
+    beta: float = 0.01
+    returns: str = "to_go"
+    discount: float = 1.0
+    gae_lambda: float = 0.95
+    scale: bool = True
+    step_weight: float = 1.0
+    outcome_weight: float = 1.0
+    micro: int = 4
+    max_length: int = 2048
+    max_completion: int = 128
+    max_grad_norm: float = 1.0
+    rollout_timeout_s: float = 120.0
+    evaluate_every: int = 10
+    held_out: int = 16
+    save_every: int = 5
+    forget: float = 0.1
+    samples_every: int = 10
+    vllm: str = "none"
+    seed: int = 0
+    report_to: str = "none"
+
+    def __post_init__(self) -> None:
+        for name, known in (("algorithm", ALGORITHMS), ("loss", LOSSES), ("returns", RETURNS), ("vllm", ("none", "colocate", "server"))):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}")
+        _at_least(self, 1, "steps", "tasks", "iterations", "rank", "micro", "max_completion", "held_out", "save_every")
+        _at_least(self, 2, "group")
+        _at_least(self, 16, "max_length")
+        _at_least(self, 0, "evaluate_every", "samples_every", "seed", "beta", "step_weight", "outcome_weight")
+        _between(self, 0, 1, "discount", "gae_lambda", "epsilon", "forget")
+        _between(self, 0, 10, "epsilon_high")
+        _between(self, 0.1, 2, "temperature")
+        _above_zero(self, "learning_rate", "max_grad_norm", "rollout_timeout_s")
+        if (self.tasks * self.group) % self.micro:
+            raise ConfigError(f"micro={self.micro!r} must divide the {self.tasks * self.group} rollouts of a step (tasks times group)")
+        if self.algorithm == "ppo" and self.returns != "to_go":
+            raise ConfigError(f"returns={self.returns!r} would have no effect: ppo takes generalised advantages (gae_lambda)")
+        if self.algorithm != "ppo" and self.gae_lambda != 0.95:
+            raise ConfigError(f"gae_lambda={self.gae_lambda!r} would have no effect on {self.algorithm}")
+        if self.algorithm in ("rloo", "ppo") and not self.scale:
+            raise ConfigError(f"scale=False would have no effect on {self.algorithm}")
+        if not self.step_weight and not self.outcome_weight:
+            raise ConfigError("step_weight and outcome_weight are both 0: nothing would be rewarded")
+
+
+def _at_least(config: Any, least: float, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if not (math.isfinite(value) and value >= least):
+            raise ConfigError(f"{name}={value!r} must be at least {least}")
+
+
+def _between(config: Any, low: float, high: float, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if not low <= value <= high:
+            raise ConfigError(f"{name}={value!r} must be between {low} and {high}")
+
+
+def _above_zero(config: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if not (math.isfinite(value) and value > 0):
+            raise ConfigError(f"{name}={value!r} must be above 0")

@@ -12,7 +12,7 @@ import orjson
 
 from assay.errors import DataError
 
-__all__ = ["TrainingData", "read_sft"]
+__all__ = ["TrainingData", "checked_manifest", "read_sft"]
 
 _FORMAT = 1  # of an export's manifest
 _WANTED = ("prompt", "completion")
@@ -41,7 +41,7 @@ def read_sft(source: str | Path, *, min_quality: float, held_out: float, seed: i
     """
     path, ungated = Path(source), False
     if path.is_dir():
-        ungated = _check_manifest(path)
+        ungated = not checked_manifest(path, "sft")["passed"]
         path = path / "data.jsonl"
     try:
         content = path.read_bytes()
@@ -70,23 +70,23 @@ def read_sft(source: str | Path, *, min_quality: float, held_out: float, seed: i
     )  # fmt: skip
 
 
-def _check_manifest(folder: Path) -> bool:
-    """Whether the export went past its gates."""
+def checked_manifest(folder: Path, wanted: str) -> dict[str, Any]:
+    """The manifest of an export of the wanted kind, whose data is as it was written."""
     try:
-        told = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        kind, version, files, passed = told["kind"], told["format"], told["files"], told["passed"]
+        told: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        kind, version, files, _ = told["kind"], told["format"], told["files"], told["passed"]
     except FileNotFoundError:
-        raise DataError(f"{folder} is no export: it has no manifest.json. Make one with: assay export sft --out FOLDER") from None
+        raise DataError(f"{folder} is no export: it has no manifest.json. Make one with: assay export {wanted} --out FOLDER") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder}/manifest.json cannot be read: {type(error).__name__}: {error}") from error
     if version > _FORMAT:
         raise DataError(f"{folder} has format {version}, this assay reads up to {_FORMAT}: update assay")
-    if kind != "sft":
-        raise DataError(f"{folder} is an export for {kind}; an SFT warm-up needs one of: assay export sft")
+    if kind != wanted:
+        raise DataError(f"{folder} is an export for {kind}; what is needed is one of: assay export {wanted}")
     with open(folder / "data.jsonl", "rb") as file:
         if hashlib.file_digest(file, "sha256").hexdigest() != files.get("data.jsonl", {}).get("sha256"):
             raise DataError(f"{folder}/data.jsonl was changed after the export: what its gates and its privacy say is no longer true of it")
-    return not passed
+    return told
 
 
 def _row(line: bytes, where: str) -> dict[str, Any]:

@@ -1,33 +1,25 @@
 """The warm-up: LoRA on the completions of good traces, by TRL's SFTTrainer, to the checkpoint that held-out tasks like best."""
 
-import errno
-import json
 import math
 import shutil
-import signal
 import threading
-import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
-from assay.errors import Cancelled, ConfigError, DataError, MissingExtra, ModelError
-from assay.models.adapters import Adapter, adapter_home, check_name, keep_adapter, served_as
-from assay.models.embedded import server_url
+from assay.errors import Cancelled, DataError
+from assay.models.adapters import keep_adapter, served_as
 from assay.optimizers.session import Progress
 from assay.optimizers.weights.base import Policy, load_policy, quiet, tokenizer_sha
 from assay.optimizers.weights.config import SFTConfig
 from assay.optimizers.weights.data import TrainingData, read_sft
+from assay.optimizers.weights.work import agreement, check_free, last_good, ready, stoppable, working_folder
 
 __all__ = ["SFTReport", "train_sft"]
 
 _PROMPTS = 4  # whose greedy texts are compared between torch and llama.cpp
-_TOKENS = 32
 _MICRO = 4  # rows of a forward pass at most; the rest of a batch is accumulated
 
 
@@ -70,32 +62,10 @@ def train_sft(source: str | Path, name: str, config: SFTConfig, *, resume: bool 
         ModelError: the loss was no number before there was any checkpoint, or memory or disk ran out.
     """
     shown = progress or Progress()
-    if (adapter_home() / check_name(name)).exists():
-        raise ConfigError(f"there is an adapter {name!r} in {adapter_home()}: take another name, or remove that one")
+    check_free(name)
     data = read_sft(source, min_quality=config.min_quality, held_out=config.held_out, seed=config.seed)
-    job = {**asdict(config), "data": data.sha256}
-    work = adapter_home().parent / "training" / name
-    work.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(f"{work}.lock", timeout=0):
-            _prepare(work, job, resume)
-            return _train(work, name, config, data, resume, shown)
-    except Timeout:
-        raise ConfigError(f"another process is training {name!r}; wait for it, or take another name") from None
-
-
-def _prepare(work: Path, job: dict[str, Any], resume: bool) -> None:
-    told = work / "job.json"
-    if resume:
-        if not told.exists():
-            raise ConfigError(f"there is nothing to resume in {work}: leave --resume out")
-        before = json.loads(told.read_text(encoding="utf-8"))
-        if changed := sorted(key for key in job if before.get(key) != job[key]):
-            raise ConfigError(f"what was begun in {work} had another {', '.join(changed)}: resume with the same, or begin anew without --resume")
-        return
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    told.write_text(json.dumps(job), encoding="utf-8")
+    with working_folder(name, {**asdict(config), "data": data.sha256}, resume=resume) as work:
+        return _train(work, name, config, data, resume, shown)
 
 
 def _train(work: Path, name: str, config: SFTConfig, data: TrainingData, resume: bool, shown: Progress) -> SFTReport:
@@ -109,7 +79,7 @@ def _train(work: Path, name: str, config: SFTConfig, data: TrainingData, resume:
         report.notes.append("one task alone, or none held out: nothing says when to stop, and the last weights are taken")
     if data.ungated:
         report.notes.append("the export did not pass its gates")
-    with quiet(), _ready(), _stoppable() as stop, shown.bar(f"sft: {len(train)} rows", _steps(len(train), config)) as advance:
+    with quiet(), ready(), stoppable() as stop, shown.bar(f"sft: {len(train)} rows", _steps(len(train), config)) as advance:
         watch = _Watch(report, stop, advance)
         trainer = _trainer(policy, train, held_out, config, work / "checkpoints", watch.callback())
         checkpoint = resume and any((work / "checkpoints").glob("checkpoint-*"))
@@ -118,7 +88,7 @@ def _train(work: Path, name: str, config: SFTConfig, data: TrainingData, resume:
     if stop.is_set():
         raise Cancelled(f"stopped at step {report.steps}, with a checkpoint in {work}")
     if watch.diverged:
-        _back_to_the_last_good(trainer, work, report)
+        report.stopped = last_good(trainer, work, report.steps)
     best = trainer.state.best_model_checkpoint
     report.best_step = int(Path(best).name.rpartition("-")[2]) if best else report.steps
     kept = work / "adapter"
@@ -130,7 +100,7 @@ def _train(work: Path, name: str, config: SFTConfig, data: TrainingData, resume:
         return report
     adapter = keep_adapter(name, kept, base=policy.embedded, after=policy.merged, made=made)
     report.name, report.path = served_as(adapter), adapter.path
-    report.agreement = _agreement(trainer, policy, adapter, (held_out or train)[:_PROMPTS])
+    report.agreement = agreement(trainer, policy, adapter, (held_out or train)[:_PROMPTS])
     shutil.rmtree(work, ignore_errors=True)
     return report
 
@@ -220,68 +190,3 @@ class _Watch:
                 self.diverged = self.diverged or not math.isfinite(value)
                 if math.isfinite(value):
                     curve[int(logged["step"])] = value
-
-
-def _back_to_the_last_good(trainer: Any, work: Path, report: SFTReport) -> None:
-    from peft import set_peft_model_state_dict
-    from safetensors.torch import load_file
-
-    found = sorted((work / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    if not found:
-        raise ModelError(f"the loss was no number at step {report.steps}, before any checkpoint: lower --learning-rate")
-    good = Path(trainer.state.best_model_checkpoint or found[-1])
-    set_peft_model_state_dict(trainer.model, load_file(str(good / "adapter_model.safetensors")))
-    report.stopped = f"the loss was no number at step {report.steps}; the weights are those of {good.name}. A lower --learning-rate may go on"
-
-
-@contextmanager
-def _stoppable() -> Iterator[threading.Event]:
-    """Signals that would kill are an event meanwhile; the trainer looks at it after every step."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    before = {kind: signal.signal(kind, lambda *_: stop.set()) for kind in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for kind, handler in before.items():
-            signal.signal(kind, handler)
-
-
-@contextmanager
-def _ready() -> Iterator[None]:
-    """Says which knob to turn where memory or disk run out."""
-    try:
-        import peft  # noqa: F401
-        import trl  # noqa: F401
-    except ImportError as error:
-        raise MissingExtra(str(error.name), "train") from error
-    try:
-        yield
-    except (MemoryError, RuntimeError, OSError) as error:
-        text = str(error)
-        if isinstance(error, MemoryError) or "out of memory" in text.lower() or "can't allocate memory" in text.lower():
-            raise ModelError("memory ran out: lower --max-length first, then --batch or --rank") from error
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            raise ModelError(f"the disk is full: {text}. The last whole checkpoint stands; make room and add --resume") from error
-        raise
-
-
-def _agreement(trainer: Any, policy: Policy, adapter: Adapter, rows: Sequence[dict[str, Any]]) -> float:
-    """The share of prompts that the trained model in torch and the served one continue alike, greedily."""
-    import torch
-
-    url, same = server_url(served_as(adapter)), 0
-    model = trainer.model.eval()
-    for row in rows:
-        ids = policy.tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_tensors="pt", return_dict=True).to(model.device)
-        with torch.no_grad():
-            out = model.generate(**ids, max_new_tokens=_TOKENS, do_sample=False, pad_token_id=policy.tokenizer.pad_token_id)
-        ours = policy.tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
-        body = {"messages": row["prompt"], "temperature": 0.0, "max_tokens": _TOKENS}
-        request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            theirs = json.load(answer)["choices"][0]["message"]["content"]
-        same += ours.strip() == (theirs or "").strip()
-    return same / len(rows)

@@ -1,0 +1,301 @@
+"""The policy gradient: rollouts of a program under the weights as they are, credit for each of its calls, a step; again."""
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from assay.errors import Cancelled, DataError, ModelError
+from assay.models.adapters import keep_adapter, served_as
+from assay.optimizers.session import Progress
+from assay.optimizers.weights.base import Policy, load_policy, quiet, tokenizer_sha
+from assay.optimizers.weights.config import PolicyConfig
+from assay.optimizers.weights.guards import Watch
+from assay.optimizers.weights.offline import Recorded
+from assay.optimizers.weights.online import Rollouts
+from assay.optimizers.weights.rows import Tally
+from assay.optimizers.weights.validation import MODES, Bench, compared, look
+from assay.optimizers.weights.work import last_good, ready, restored, stoppable, working_folder
+
+__all__ = ["PolicyReport", "train_policy"]
+
+
+@dataclass
+class PolicyReport:
+    """What `train_policy` did. `name` is the model to serve (None where the base is none of ours: `path` then holds PEFT's folder).
+
+    `curves[name][step]` are the numbers of each step; `validation[bench][mode]` has `before`, `after` and their paired `gain` on tasks
+    that nothing was trained on or chosen by.
+    """
+
+    name: str | None
+    path: Path
+    config: PolicyConfig
+    curves: dict[str, dict[int, float]] = field(default_factory=dict)
+    validation: dict[str, dict[str, Any]] = field(default_factory=dict)
+    alarms: list[str] = field(default_factory=list)
+    converged: bool | None = None
+    best_step: int | None = None
+    steps: int = 0
+    tally: Tally = field(default_factory=Tally)
+    stopped: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        told = asdict(self)
+        return {**told, **told.pop("tally"), "path": str(self.path)}
+
+
+def train_policy(
+    source: Rollouts | Recorded,
+    name: str,
+    config: PolicyConfig,
+    *,
+    retained: Sequence[Bench] = (),
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> PolicyReport:
+    """Trains an adapter on the rows of a source, and keeps it under `name`, to be served as `MODEL+NAME`.
+
+    Args:
+        source: rollouts that are made as it goes, or an export of transitions.
+        retained: other programs or tasks, looked at along the way: a loss of more than `config.forget` stops training. Their sessions
+            must run on the `lm` of the source's engine.
+    Raises:
+        DataError: too few tasks, or nothing to learn from. ConfigError: there is an adapter of this name, or nothing to resume.
+        Cancelled: a signal came; a checkpoint was written. ModelError: the loss was no number before there was any checkpoint, or
+            memory or disk ran out.
+    """
+    if source.items < config.tasks:
+        raise DataError(f"{source.items} {source.of_what} to train on, and a step takes {config.tasks}: give more data, or lower --tasks")
+    job = {**asdict(config), "name": name, "data": source.digest}
+    with working_folder(name, job, resume=resume) as work:
+        if source.engine is not None:
+            source.engine.work_in(work / "policy")
+        try:
+            return _Training(source, name, config, retained, work, progress or Progress()).run(resume)
+        finally:
+            if source.engine is not None:
+                source.engine.close()
+
+
+class _Training:
+    """One run, with all that it holds."""
+
+    def __init__(
+        self, source: Rollouts | Recorded, name: str, config: PolicyConfig, retained: Sequence[Bench], work: Path, shown: Progress
+    ) -> None:  # fmt: skip
+        self.source, self.name, self.config, self.retained, self.work, self.shown = source, name, config, list(retained), work, shown
+        self.benches = [*([source.bench] if source.bench is not None else []), *retained]
+        self.report, self.watch = PolicyReport(None, work, config, tally=source.tally), Watch()
+        self.best: tuple[float, int] | None = None
+        self.kept_at: dict[str, float] = {}  # what the retained benches scored before
+        self.diverged = False
+        if source.engine is not None:
+            for one in self.benches:
+                one.session.executor = source.engine.execute
+
+    # -- the run
+
+    def run(self, resume: bool) -> PolicyReport:
+        self.shown.say(f"loading {self.config.model} …")
+        policy = load_policy(self.config.model)
+        checkpoint = resume and any((self.work / "checkpoints").glob("checkpoint-*"))
+        if checkpoint:
+            self._remember()
+        bar = self.shown.bar(f"{self.config.algorithm}: steps", self.config.steps)
+        with quiet(), ready(), stoppable() as self.source.stop, bar as advance:
+            trainer = _trainer(policy, self.config, self.source.items, self.work / "checkpoints", self.source.collect, self._callback(advance))
+            self.report.notes += self.source.begin(trainer, policy)
+            try:
+                trainer.train(resume_from_checkpoint=True if checkpoint else None)
+            except Cancelled:
+                self._checkpoint(trainer)
+                raise
+            self.report.steps = trainer.state.global_step
+            if self.source.stop.is_set():
+                raise Cancelled(f"stopped at step {self.report.steps}, with a checkpoint in {self.work}; go on with --resume")
+            if self.diverged:
+                self.report.stopped = last_good(trainer, self.work, self.report.steps)
+            elif self.best is not None:
+                restored(trainer.model, self.work / "best")
+            self.report.best_step = self.best[1] if self.best else self.report.steps
+            self._validate(trainer)
+        self.report.curves, self.report.converged = {name: dict(curve) for name, curve in self.watch.curves.items()}, self.watch.converged
+        return self._keep(trainer, policy)
+
+    def _keep(self, trainer: Any, policy: Policy) -> PolicyReport:
+        report, kept = self.report, self.work / "adapter"
+        trainer.accelerator.unwrap_model(trainer.model).save_pretrained(str(kept))
+        if policy.embedded is None:
+            report.path = kept
+            report.notes.append(f"{self.config.model} is no embedded model: the adapter stays in PEFT's form, for vLLM or transformers")
+            return report
+        made = {**report.to_dict(), "tokenizer_sha256": tokenizer_sha(policy.tokenizer)}
+        adapter = keep_adapter(self.name, kept, base=policy.embedded, after=policy.merged, made=made)
+        report.name, report.path = served_as(adapter), adapter.path
+        shutil.rmtree(self.work, ignore_errors=True)
+        return report
+
+    # -- along the way
+
+    def _callback(self, advance: Callable[[int], None]) -> Any:
+        from transformers import TrainerCallback
+
+        mine = self
+
+        class Callback(TrainerCallback):  # type: ignore[misc]
+            trainer: Any = None
+
+            def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                advance(state.global_step)
+                if state.global_step == 0:
+                    mine._look(self.trainer, 0)
+
+            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                advance(1)
+                if mine.source.stop is not None and mine.source.stop.is_set():
+                    control.should_save = control.should_training_stop = True
+
+            def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+                mine._see(state.global_step, logs or {})
+                if mine.diverged:
+                    control.should_training_stop, control.should_save = True, False
+                    return
+                every = mine.config.evaluate_every
+                if every and state.global_step and state.global_step % every == 0 and not control.should_training_stop:
+                    control.should_training_stop = not mine._look(self.trainer, state.global_step)
+
+            def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                mine._note(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+
+        return Callback()
+
+    def _see(self, step: int, logged: Mapping[str, Any]) -> None:
+        if "loss" not in logged:
+            return
+        self.diverged = not all(math.isfinite(float(logged[key])) for key in ("loss", "grad_norm") if key in logged)
+        told = {key: float(value) for key, value in logged.items() if isinstance(value, int | float) and math.isfinite(value)}
+        for alarm in self.watch.see(step, told):
+            self.shown.say(f"alarm: {alarm}")
+        self.shown.say(_line(step, told))
+
+    def _look(self, trainer: Any, step: int) -> bool:
+        """Held-out tasks under the weights as they are, and what was to be retained. False: too much of that is lost."""
+        engine, bench = self.source.engine, self.source.bench
+        if engine is None or (not self.config.evaluate_every and step == 0):
+            return True
+        engine.sync(trainer)
+        told = {}
+        for mode in MODES:
+            if bench is None:
+                break
+            found = look(bench, engine, bench.val[: self.config.held_out], mode, phase="validate")
+            if not math.isnan(found.mean):
+                told[f"held_out_{mode}"] = found.mean
+        for other in self.retained:
+            found = look(other, engine, other.val[: self.config.held_out], "greedy", phase="validate")
+            if not math.isnan(found.mean):
+                told[f"retained_{other.name}"] = found.mean
+                self.kept_at.setdefault(other.name, found.mean)
+        for name, value in told.items():
+            self.watch.curves[name][step] = value
+        self.shown.say(f"step {step}: " + ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in told.items()))
+        lost = {name: kept - told[f"retained_{name}"] for name, kept in self.kept_at.items() if f"retained_{name}" in told}
+        if forgotten := {name: value for name, value in lost.items() if value > self.config.forget}:
+            said = ", ".join(f"{name} lost {value:.3f}" for name, value in forgotten.items())
+            self.report.stopped = f"step {step}: {said}, and {self.config.forget:g} may be lost. Raise --beta or lower --learning-rate"
+            self.watch.alarms["forgetting"] = self.report.stopped
+            return False
+        seen = [told[f"held_out_{mode}"] for mode in MODES if f"held_out_{mode}" in told]
+        if step and seen and (self.best is None or float(np.mean(seen)) >= self.best[0]):
+            self.best = (float(np.mean(seen)), step)
+            trainer.accelerator.unwrap_model(trainer.model).save_pretrained(str(self.work / "best"))
+        return True
+
+    def _validate(self, trainer: Any) -> None:
+        """The sealed split and the retained ones, before and after, greedily and sampled."""
+        engine = self.source.engine
+        if engine is None:
+            return
+        engine.sync(trainer)
+        for bench in self.benches:
+            found: dict[str, Any] = {}
+            for mode in MODES:
+                with engine.before():
+                    before = look(bench, engine, bench.test, mode, phase="test")
+                found[mode] = compared(before, look(bench, engine, bench.test, mode, phase="test"))
+            self.report.validation[bench.name] = found
+
+    # -- what a checkpoint keeps beside TRL's
+
+    def _checkpoint(self, trainer: Any) -> None:
+        """Between steps the weights are those of the last one: a checkpoint of now is one of then."""
+        if trainer.state.global_step:
+            trainer._save_checkpoint(trainer.model, None)
+            self._note(self.work / "checkpoints" / f"checkpoint-{trainer.state.global_step}")
+
+    def _note(self, folder: Path) -> None:
+        told = {
+            "curves": self.watch.curves, "alarms": self.watch.alarms, "memory": self.source.memory.to_json(), "best": self.best,
+            "kept_at": self.kept_at, "tally": asdict(self.source.tally),
+        }  # fmt: skip
+        (folder / "assay.json").write_text(json.dumps(told, default=str), encoding="utf-8")
+
+    def _remember(self) -> None:
+        """What was known at the last checkpoint."""
+        folder = max((self.work / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+        try:
+            told = json.loads((folder / "assay.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{folder} is no whole checkpoint ({error}): remove it, and --resume goes on from the one before") from error
+        for name, curve in told["curves"].items():
+            self.watch.curves[name] = {int(step): value for step, value in curve.items()}
+        self.watch.alarms, self.kept_at = told["alarms"], told["kept_at"]
+        self.source.memory.take(told["memory"])
+        self.source.tally.take(told["tally"])
+        self.best = (told["best"][0], told["best"][1]) if told["best"] else None
+
+
+def _line(step: int, told: Mapping[str, float]) -> str:
+    shown = {"reward": "reward", "score": "score", "entropy": "entropy", "kl": "kl", "clip_ratio/region_mean": "clipped", "turns": "turns"}
+    return f"step {step:>4}  " + "  ".join(f"{label} {told[key]:.3f}" for key, label in shown.items() if key in told)
+
+
+def _trainer(policy: Policy, config: PolicyConfig, tasks: int, out: Path, collect: Callable[..., Any], callback: Any) -> Any:
+    import torch
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import PrinterCallback
+    from trl import GRPOConfig
+
+    from assay.optimizers.weights.trainer import TransitionTrainer
+
+    cuda = torch.cuda.is_available()
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    parts = max(1, config.tasks * config.group // (config.micro * world))
+    vllm = {"use_vllm": True, "vllm_mode": config.vllm, "vllm_importance_sampling_correction": False} if config.vllm != "none" else {}
+    arguments = GRPOConfig(
+        output_dir=str(out), max_steps=config.steps, per_device_train_batch_size=config.micro, gradient_accumulation_steps=parts,
+        steps_per_generation=parts, num_generations=config.group, num_iterations=config.iterations, learning_rate=config.learning_rate,
+        beta=config.beta, epsilon=config.epsilon, epsilon_high=config.epsilon_high, loss_type=config.loss, temperature=config.temperature,
+        max_completion_length=config.max_completion, max_grad_norm=config.max_grad_norm, lr_scheduler_type="constant", seed=config.seed,
+        logging_steps=1, logging_nan_inf_filter=False, save_strategy="steps", save_steps=config.save_every, save_total_limit=2,
+        report_to=config.report_to, bf16=cuda and torch.cuda.is_bf16_supported(), use_cpu=not cuda, gradient_checkpointing=cuda,
+        disable_tqdm=True, **vllm,
+    )  # fmt: skip
+    lora = LoraConfig(r=config.rank, lora_alpha=2 * config.rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
+    rows = Dataset.from_list([{"prompt": "", "index": at} for at in range(tasks)])
+    trainer = TransitionTrainer(
+        model=policy.model, args=arguments, train_dataset=rows, processing_class=policy.tokenizer, peft_config=lora, callbacks=[callback],
+        collect=collect,
+    )  # fmt: skip
+    trainer.remove_callback(PrinterCallback)
+    callback.trainer = trainer
+    return trainer

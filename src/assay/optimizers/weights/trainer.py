@@ -1,0 +1,118 @@
+"""TRL's GRPOTrainer on the LM calls of agents: one method overridden. Loaded where training begins: it imports torch and TRL.
+
+Stock GRPO trains on one completion a rollout. Here `collect` gives the rows of a batch of rollouts, one an LM call and as many as there
+were, each with its advantage; loss, clipping, KL, optimizer, checkpoints and trackers are TRL's. On rollouts of one call it is stock GRPO.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from trl import GRPOTrainer
+from trl.trainer.utils import pad, use_adapter
+
+from assay.optimizers.weights.rows import Row
+
+__all__ = ["Batch", "TransitionTrainer", "over_ranks"]
+
+
+@dataclass
+class Batch:
+    """Rows of this process, with numbers for the log."""
+
+    rows: list[Row]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+def over_ranks(items: Sequence[Any]) -> list[Any]:
+    """The items of all processes, in the order of their ranks."""
+    return list(gather_object(list(items)))
+
+
+class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
+    """Args:
+    collect: called with the inputs of this process (each task as often as it has rollouts) and the trainer; gives the rows.
+    """
+
+    def __init__(self, *args: Any, collect: Callable[[list[dict[str, Any]], "TransitionTrainer"], Batch], **kwargs: Any) -> None:
+        self._collect = collect
+        super().__init__(*args, reward_funcs=_scored_elsewhere, **kwargs)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        batch = self._collect(inputs, self)
+        mode = "train" if self.model.training else "eval"
+        for name, value in batch.metrics.items():
+            self._metrics[mode][name].append(value)
+        rows, parts = batch.rows, self.args.steps_per_generation if mode == "train" else 1
+        most = max(over_ranks([len(rows)]))  # every process takes part in as many passes
+        fill = max(parts, math.ceil(most / parts) * parts) - len(rows)
+        blank = Row(turn=0, prompt_ids=[self._tokenizer.pad_token_id], completion_ids=[self._tokenizer.pad_token_id], trained=[False])
+        known = bool(rows) and all(row.logprobs is not None for row in rows)
+        return self._tensors([*rows, *[blank] * fill], old=all(over_ranks([known or not rows])))
+
+    def _padded(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Tokens and masks of rows, prompts to the left, completions to the right."""
+        word = self._tokenizer.pad_token_id
+        prompts = [torch.tensor(row.prompt_ids) for row in rows]
+        completions = [torch.tensor(row.completion_ids) for row in rows]
+        chosen = [torch.tensor(row.trained, dtype=torch.long) for row in rows]
+
+        return {
+            "prompt_ids": self._pad(prompts, word, "left"),
+            "prompt_mask": self._pad([torch.ones_like(part) for part in prompts], 0, "left"),
+            "completion_ids": self._pad(completions, word, "right"),
+            "completion_mask": self._pad([torch.ones_like(part) for part in completions], 0, "right"),
+            "tool_mask": self._pad(chosen, 0, "right"),
+        }
+
+    def _pad(self, parts: Sequence[torch.Tensor], value: float, side: str) -> torch.Tensor:
+        padded: torch.Tensor = pad(list(parts), padding_value=value, padding_side=side).to(self.accelerator.device)
+        return padded
+
+    def _tensors(self, rows: Sequence[Row], *, old: bool) -> dict[str, Any]:
+        out = {**self._padded(rows), "advantages": torch.tensor([row.advantage for row in rows], device=self.accelerator.device)}
+        mask = out["completion_mask"] * out["tool_mask"]
+        out["num_items_in_batch"] = self.accelerator.gather(mask.sum()).sum()
+        if self.loss_type not in ("dapo", "cispo", "vespo"):  # a mean over rows, some of which are blank
+            live = mask.any(dim=1).sum().clamp(min=1)
+            out["advantages"] = out["advantages"] * (len(rows) / live)
+        with torch.no_grad():
+            if old:
+                out["old_per_token_logps"] = self._pad([torch.tensor(row.logprobs or [0.0] * len(row.completion_ids)) for row in rows], 0.0, "right")
+            elif self.args.gradient_accumulation_steps % (self.args.steps_per_generation * self.num_iterations):
+                out["old_per_token_logps"] = self._logprobs(self.model, out)
+            if self.beta:
+                out["ref_per_token_logps"] = self._reference(out)
+        return out
+
+    def logprobs_of(self, rows: Sequence[Row], *, size: int = 8) -> list[list[float]]:
+        """Log-probabilities of the rows' tokens under the weights as they are, at the temperature that is trained at."""
+        found: list[list[float]] = []
+        for at in range(0, len(rows), size):
+            part = rows[at : at + size]
+            with torch.no_grad():
+                odds = self._logprobs(self.model, self._padded(part))
+            found += [line[: len(row.completion_ids)] for line, row in zip(odds.float().tolist(), part, strict=True)]
+        return found
+
+    def _reference(self, out: dict[str, Any]) -> torch.Tensor:
+        if self.ref_model is not None:
+            return self._logprobs(self.ref_model, out)
+        model = self.accelerator.unwrap_model(self.model)
+        with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
+            return self._logprobs(self.model, out)
+
+    def _logprobs(self, model: Any, out: dict[str, Any]) -> torch.Tensor:
+        ids = torch.cat([out["prompt_ids"], out["completion_ids"]], dim=1)
+        mask = torch.cat([out["prompt_mask"], out["completion_mask"]], dim=1)
+        size = max(1, len(ids) // self.args.steps_per_generation)
+        found: torch.Tensor = self._get_per_token_logps_and_entropies(model, ids, mask, out["completion_ids"].size(1), batch_size=size)[0]
+        return found
+
+
+def _scored_elsewhere(completions: Sequence[Any], **_: Any) -> list[float]:
+    """Stands where TRL wants a reward function."""
+    raise RuntimeError("rollouts are scored by their rubric")

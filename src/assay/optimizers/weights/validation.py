@@ -1,0 +1,57 @@
+"""Old weights against new ones by running programs: greedily and sampled, task by task, in pairs."""
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from assay.datasets import Task
+from assay.optimizers.evaluation import Evaluation, evaluate
+from assay.optimizers.session import Session, Student
+from assay.optimizers.statistics import paired_gain
+from assay.optimizers.weights.engines import PolicyEngine
+
+__all__ = ["MODES", "Bench", "compared", "look"]
+
+MODES = ("greedy", "sampled")
+
+
+@dataclass
+class Bench:
+    """A program with the tasks it is measured on: `val` along the way, `test` once at the end. `trained` is False for what the policy is
+    never trained on."""
+
+    name: str
+    student: Student
+    session: Session
+    val: Sequence[Task]
+    test: Sequence[Task]
+    trained: bool = True
+
+
+def look(bench: Bench, engine: PolicyEngine, tasks: Sequence[Task], mode: str, *, phase: str) -> Evaluation:
+    """The program on tasks under the weights that are served: at the temperature that is trained at, or greedily."""
+    inside: AbstractContextManager[Any] = engine.greedy() if mode == "greedy" else nullcontext()
+    with inside, bench.session.phase(phase):
+        return evaluate(bench.student, tasks, bench.session, name=f"{phase}: {bench.name}, {mode}")
+
+
+def told(found: Evaluation) -> dict[str, Any]:
+    """The report of an evaluation with the share of its tool calls that were eligible, ran and were used (`valid_calls`)."""
+    report = found.report()
+    made = sum(run.tools_made for run in found.runs.values())
+    good = sum(run.tools_good for run in found.runs.values())
+    parsed = 1 - report["failed"] / report["n"] if report["n"] else None
+    kept = {name: report[name] for name in ("score", "interval", "n", "unscored", "failed", "criteria", "task_types", "tokens_per_task")}
+    return {**kept, "tool_calls": made, "valid_calls": good / made if made else None, "parsed": parsed}
+
+
+def compared(before: Evaluation, after: Evaluation) -> dict[str, Any]:
+    """`before`, `after`, and the paired `gain` of the score and of each criterion."""
+    grades: dict[str, Any] = {}
+    for name in before.criteria():
+        pair = [{task: result.grades.get(name, math.nan) for task, result in found.results.items()} for found in (before, after)]
+        grades[name] = paired_gain(*pair).to_dict()
+    gain: Mapping[str, Any] = paired_gain(before.scores, after.scores).to_dict()
+    return {"before": told(before), "after": told(after), "gain": gain, "criteria": grades}

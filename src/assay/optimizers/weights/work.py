@@ -1,0 +1,132 @@
+"""The working folder of a training, its signals and its failures, and what is told of the result. Shared by all ways to train."""
+
+import errno
+import json
+import shutil
+import signal
+import threading
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from assay.errors import ConfigError, MissingExtra, ModelError
+from assay.models.adapters import Adapter, adapter_home, check_name, served_as
+from assay.models.embedded import server_url
+from assay.optimizers.weights.base import Policy
+
+__all__ = ["agreement", "check_free", "last_good", "ready", "restored", "stoppable", "working_folder"]
+
+_TOKENS = 32  # of the greedy texts that are compared between torch and llama.cpp
+
+
+def check_free(name: str) -> None:
+    """Raises ConfigError where there is an adapter of this name."""
+    if (adapter_home() / check_name(name)).exists():
+        raise ConfigError(f"there is an adapter {name!r} in {adapter_home()}: take another name, or remove that one")
+
+
+@contextmanager
+def working_folder(name: str, job: Mapping[str, Any], *, resume: bool) -> Iterator[Path]:
+    """The folder of the training that makes the adapter `name`, held alone. It goes on where `job` is the same as before.
+
+    Raises:
+        ConfigError: there is an adapter of this name, another process trains it, nothing to resume, or another job.
+    """
+    check_free(name)
+    work = adapter_home().parent / "training" / name
+    work.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(f"{work}.lock", timeout=0):
+            _prepare(work, json.loads(json.dumps(job, default=str)), resume)
+            yield work
+    except Timeout:
+        raise ConfigError(f"another process is training {name!r}; wait for it, or take another name") from None
+
+
+def _prepare(work: Path, job: Mapping[str, Any], resume: bool) -> None:
+    told = work / "job.json"
+    if resume:
+        if not told.exists():
+            raise ConfigError(f"there is nothing to resume in {work}: leave --resume out")
+        before = json.loads(told.read_text(encoding="utf-8"))
+        if changed := sorted(key for key in job if before.get(key) != job[key]):
+            raise ConfigError(f"what was begun in {work} had another {', '.join(changed)}: resume with the same, or begin anew without --resume")
+        return
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    told.write_text(json.dumps(dict(job)), encoding="utf-8")
+
+
+def last_good(trainer: Any, work: Path, step: int) -> str:
+    """Puts the weights of the last good checkpoint back after a loss that was no number, and says so."""
+    found = sorted((work / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    if not found:
+        raise ModelError(f"the loss was no number at step {step}, before any checkpoint: lower --learning-rate")
+    good = Path(trainer.state.best_model_checkpoint or found[-1])
+    restored(trainer.model, good)
+    return f"the loss was no number at step {step}; the weights are those of {good.name}. A lower --learning-rate may go on"
+
+
+def restored(model: Any, folder: Path) -> None:
+    """Puts an adapter's weights, as PEFT wrote them, into the model."""
+    from peft import set_peft_model_state_dict
+    from safetensors.torch import load_file
+
+    set_peft_model_state_dict(model, load_file(str(folder / "adapter_model.safetensors")))
+
+
+@contextmanager
+def stoppable() -> Iterator[threading.Event]:
+    """Signals that would kill are an event meanwhile; the trainer looks at it after every step."""
+    stop = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {kind: signal.signal(kind, lambda *_: stop.set()) for kind in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+
+@contextmanager
+def ready() -> Iterator[None]:
+    """Says which knob to turn where memory or disk run out."""
+    try:
+        import peft  # noqa: F401
+        import trl  # noqa: F401
+    except ImportError as error:
+        raise MissingExtra(str(error.name), "train") from error
+    try:
+        yield
+    except (MemoryError, RuntimeError, OSError) as error:
+        text = str(error)
+        if isinstance(error, MemoryError) or "out of memory" in text.lower() or "can't allocate memory" in text.lower():
+            raise ModelError("memory ran out: lower --max-length first, then --batch (of sft) or --micro, then --rank") from error
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise ModelError(f"the disk is full: {text}. The last whole checkpoint stands; make room and add --resume") from error
+        raise
+
+
+def agreement(trainer: Any, policy: Policy, adapter: Adapter, rows: Sequence[dict[str, Any]]) -> float:
+    """The share of prompts that the trained model in torch and the served one continue alike, greedily."""
+    import torch
+
+    url, same = server_url(served_as(adapter)), 0
+    model = trainer.model.eval()
+    for row in rows:
+        ids = policy.tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_tensors="pt", return_dict=True).to(model.device)
+        with torch.no_grad():
+            out = model.generate(**ids, max_new_tokens=_TOKENS, do_sample=False, pad_token_id=policy.tokenizer.pad_token_id)
+        ours = policy.tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+        body = {"messages": row["prompt"], "temperature": 0.0, "max_tokens": _TOKENS}
+        request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            theirs = json.load(answer)["choices"][0]["message"]["content"]
+        same += ours.strip() == (theirs or "").strip()
+    return same / len(rows)

@@ -1,0 +1,141 @@
+"""The users' line around the weight update in Python: `assay.train`. Joins program, rubric, data, policy and guards."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import dspy
+
+from assay.errors import ConfigError
+from assay.jobs import Job, RunConfig, load_rubric, open_job
+from assay.optimizers import Progress
+from assay.optimizers.weights.config import PolicyConfig
+from assay.optimizers.weights.engines import LlamaPolicy, PolicyEngine, TrainerPolicy
+from assay.optimizers.weights.offline import Recorded, export_temperature
+from assay.optimizers.weights.online import Rollouts
+from assay.optimizers.weights.policy import PolicyReport, train_policy
+from assay.optimizers.weights.validation import Bench
+from assay.rubrics import Rubric
+
+__all__ = ["Retained", "train", "train_offline"]
+
+_OURS = {item.name for item in fields(PolicyConfig)}
+
+
+@dataclass(frozen=True)
+class Retained:
+    """What the policy must not forget: another program, its rubric and its tasks."""
+
+    program: str
+    rubric: str
+    data: str
+
+    @classmethod
+    def read(cls, text: str) -> "Retained":
+        """Of `PROGRAM,RUBRIC,DATA`."""
+        parts = [part.strip() for part in text.split(",", 2)]
+        if len(parts) != 3 or not all(parts):
+            raise ConfigError(f"{text!r} must be PROGRAM,RUBRIC,DATA, such as extract,extract,data/mails.jsonl")
+        return cls(*parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TrainConfig(RunConfig):
+    kind: str = "train"
+    name: str = ""
+    settings: str = ""
+
+
+def train(
+    program: str | dspy.Module,
+    *,
+    rubric: str | Path | Rubric,
+    data: str,
+    name: str,
+    algorithm: str = "grpo",
+    retain: Sequence[Retained | str] = (),
+    watch: str | Path | Rubric | None = None,
+    judged_by_itself: bool = False,
+    store: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress | None = None,
+    sizes: Mapping[str, int] | None = None,
+    **options: Any,
+) -> PolicyReport:
+    """Trains weights by policy gradient on rollouts of a program, and keeps the adapter under `name`, to be served as `MODEL+NAME`.
+
+    It learns on `train`, is looked at on `val`, and is compared with the old weights on the sealed `test`, greedily and sampled.
+
+    Args:
+        program: a name, an artifact's path (its prompts and demonstrations stay), or a `dspy.Module`.
+        algorithm: `grpo`, `reinforce++`, `ppo`, `rloo`.
+        retain: what must not be forgotten; text as `PROGRAM,RUBRIC,DATA`.
+        watch: a second rubric that scores the rollouts and is not trained on.
+        judged_by_itself: lets the model in training judge its own rollouts.
+        options: the fields of `PolicyConfig` and of `RunConfig`.
+    Raises:
+        AssayError: what was wrong, which rule, what to do.
+        Cancelled: a signal came; call again with `resume=True`.
+    """
+    shown = progress or Progress()
+    settings = PolicyConfig(algorithm=algorithm, **{key: options.pop(key) for key in list(options) if key in _OURS and key != "algorithm"})
+    parameters = {**options.pop("parameters", {}), "temperature": settings.temperature}
+    common: dict[str, Any] = {
+        "model": settings.model, "seed": settings.seed, "cache": False, "name": name, "settings": repr(settings), **options,
+    }  # fmt: skip
+    measure = load_rubric(rubric)
+    _refuse_self_judgement(measure, common.get("judge_model"), settings.model, judged_by_itself)
+    engine = _engine(settings)
+    with ExitStack() as opened:
+
+        def bench(what: str | dspy.Module, by: Any, source: str, given: Mapping[str, Any], trained: bool) -> tuple[Bench, Job]:
+            config = _TrainConfig.of(what, by, source, engine.lm, sizes=sizes or {}, parameters=given, **common)
+            need = ("train", "val", "test") if trained else ("val", "test")
+            job = opened.enter_context(open_job(config, program=what, rubric=by, lm=engine.lm, progress=shown, store=store, resume=False, need=need))
+            job.session.lm.recording.cache = None  # a policy in training is never answered from a cache
+            for split in need:
+                job.session.know(job.splits.unseal() if split == "test" else getattr(job.splits, split), split)
+            title = f"{job.session.program_name.rpartition(':')[2]}"
+            return Bench(title, job.student, job.session, job.splits.val, job.splits.unseal(), trained), job
+
+        main, job = bench(program, measure, data, parameters, True)
+        kept = []
+        for one in (Retained.read(part) if isinstance(part, str) else part for part in retain):
+            kept.append(bench(one.program, one.rubric, one.data, {"temperature": settings.temperature}, False)[0])
+        source = Rollouts(main, job.splits.train, settings, engine, watching=load_rubric(watch) if watch is not None else None)
+        return train_policy(source, name, settings, retained=kept, resume=resume, progress=shown)
+
+
+def train_offline(
+    export: str | Path, *, name: str, algorithm: str = "grpo", resume: bool = False, progress: Progress | None = None, **options: Any
+) -> PolicyReport:
+    """Trains weights by policy gradient on an export of transitions (its folder), by the rewards that stand in it.
+
+    The ratio is to the weights that made the calls. What the new weights do is seen by `assay evaluate`: nothing is run here.
+
+    Args:
+        options: the fields of `PolicyConfig`; the temperature is the export's own.
+    Raises:
+        DataError: no transitions export, changed since, of another tokenizer, or with nothing to learn from.
+    """
+    options.setdefault("temperature", export_temperature(export))
+    settings = PolicyConfig(algorithm=algorithm, **options)
+    return train_policy(Recorded(export, settings), name, settings, resume=resume, progress=progress)
+
+
+def _engine(settings: PolicyConfig) -> PolicyEngine:
+    if settings.model.startswith("embedded/"):
+        if settings.vllm != "none":
+            raise ConfigError(f"vllm={settings.vllm!r} serves models of the hub or of a folder; an embedded one is served by llama.cpp")
+        return LlamaPolicy(settings.model, temperature=settings.temperature, max_completion=settings.max_completion, seed=settings.seed)
+    return TrainerPolicy(settings.model, max_completion=settings.max_completion)
+
+
+def _refuse_self_judgement(rubric: Rubric, judge: str | None, model: str, forced: bool) -> None:
+    if rubric.needs_judge and (judge is None or judge == model) and not forced:
+        raise ConfigError(
+            f"the rubric {rubric.name!r} would be judged by {model}, the model in training, which would learn to please itself: name another with "
+            "--judge-model, or say --judged-by-itself"
+        )
