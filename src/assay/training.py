@@ -8,6 +8,7 @@ from typing import Any
 
 import dspy
 
+from assay.api import evaluate
 from assay.errors import ConfigError
 from assay.jobs import Job, RunConfig, load_rubric, open_job
 from assay.optimizers import Progress
@@ -16,10 +17,10 @@ from assay.optimizers.weights.engines import LlamaPolicy, PolicyEngine, TrainerP
 from assay.optimizers.weights.offline import Recorded, export_temperature
 from assay.optimizers.weights.online import Rollouts
 from assay.optimizers.weights.policy import PolicyReport, train_policy
-from assay.optimizers.weights.validation import Bench
+from assay.optimizers.weights.validation import MODES, Bench, compared
 from assay.rubrics import Rubric
 
-__all__ = ["Retained", "train", "train_offline"]
+__all__ = ["Retained", "compare", "train", "train_offline"]
 
 _OURS = {item.name for item in fields(PolicyConfig)}
 
@@ -106,6 +107,28 @@ def train(
             kept.append(bench(one.program, one.rubric, one.data, {"temperature": settings.temperature}, False)[0])
         source = Rollouts(main, job.splits.train, settings, engine, watching=load_rubric(watch) if watch is not None else None)
         return train_policy(source, name, settings, retained=kept, resume=resume, progress=shown)
+
+
+def compare(
+    program: str, *, rubric: str | Path, data: str, models: tuple[str, str], progress: Progress | None = None, store: str | Path | None = None,
+    parameters: Mapping[str, Any] | None = None, **options: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """A program under two models on the sealed test split: `greedy` (temperature 0.1, the least an agent has) and `sampled` (as it is set),
+    each with `before`, `after`, the paired `gain`, and the share of tool calls that were valid and of answers that were parsed.
+
+    Args:
+        models: before and after, by name.
+        options: the fields of `RunConfig`.
+    """
+    found = {}
+    for mode in MODES:
+        given = {**(parameters or {}), **({"temperature": 0.1} if mode == "greedy" else {})}
+        before, after = (
+            evaluate(program, rubric=rubric, data=data, split="test", model=model, parameters=given, store=store, progress=progress, **options)
+            for model in models
+        )
+        found[mode] = compared(before.evaluation, after.evaluation)
+    return found
 
 
 def train_offline(

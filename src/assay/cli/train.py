@@ -32,14 +32,27 @@ def command() -> None:
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @click.option("--report-to", default="none", show_default=True, help="tensorboard, trackio, wandb.")
 @click.option("--resume", is_flag=True, help="Go on from the last checkpoint.")
+@click.option("--program", help="A program to run on sealed tasks before and after; with --rubric and --data.")
+@click.option("--rubric", metavar="R", help="What the program is scored by.")
+@click.option("--data", metavar="D", help="The program's tasks.")
+@click.option("--adapter", type=click.Choice(["json", "lean", "chat"]), help="How the program's fields become messages.")
+@click.option("--test-size", type=click.IntRange(1), help="Most sealed tasks.")
 @json_option()
 def sft(**values: Any) -> None:
     """A warm-up on the good rows of `assay export sft` (its folder), or on JSON lines with prompt and completion."""
     from assay.optimizers.weights import SFTConfig, train_sft
+    from assay.training import compare
 
-    as_json, source, name, resume = keep(values, "as_json", "export", "name", "resume")
+    as_json, source, name, resume, program, size = keep(values, "as_json", "export", "name", "resume", "program", "test_size")
+    measured = {key: value for key in ("rubric", "data", "adapter") if (value := values.pop(key)) is not None}
+    if (program is None and measured) or (program is not None and not {"rubric", "data"} <= measured.keys()):
+        raise click.UsageError("--program, --rubric and --data belong together")
     shown = Console()
     data = train_sft(source, name, SFTConfig(**values), resume=resume, progress=shown).to_dict()  # type: ignore[arg-type]
+    data["validation"] = {}
+    if program is not None and data["name"]:
+        models, sizes = (values["model"], data["name"]), {"test": size} if size else {}
+        data["validation"][program] = compare(program, models=models, sizes=sizes, seed=values["seed"], progress=shown, **measured)  # type: ignore[arg-type]
     if as_json:
         print_json(data)
         return
@@ -67,6 +80,7 @@ def _show(data: dict[str, Any]) -> None:
         rich.print(f"served beside torch: {100 * data['agreement']:.0f} % of greedy texts are the same")
     for note in [*data["notes"], *([data["stopped"]] if data["stopped"] else [])]:
         rich.print(f"note: {note}", markup=False)
+    _show_validation(rich, data["validation"])
     if data["name"]:
         rich.print(f"{data['path']}\nIn any command: --model {data['name']}", markup=False, soft_wrap=True)
     else:
@@ -203,22 +217,9 @@ def _launched(config: str) -> None:
 
 def _show_policy(data: Mapping[str, Any]) -> None:
     from rich.console import Console as Rich
-    from rich.table import Table
 
     rich = Rich(highlight=False)
-    for bench, modes in data["validation"].items():
-        table = Table("", "before", "after", "gain, paired 95 %", title=f"{bench}: sealed tasks, {next(iter(modes.values()))['before']['n']}")
-        for mode, found in modes.items():
-            before, after, gain = found["before"], found["after"], found["gain"]
-            table.add_row(f"{mode}: score", _number(before["score"]), _number(after["score"]), _interval(gain), style="bold")
-            for name in after["criteria"]:
-                grades = (before["criteria"].get(name), after["criteria"].get(name))
-                table.add_row(f"  {name}", *map(_number, grades), _interval(found["criteria"].get(name)))
-            for kind in after["task_types"] if len(after["task_types"]) > 1 else ():
-                table.add_row(f"  on {kind}", _number(before["task_types"].get(kind)), _number(after["task_types"][kind]), "")
-            for name in ("valid_calls", "parsed"):
-                table.add_row(f"  {name.replace('_', ' ')}", _number(before[name]), _number(after[name]), "")
-        rich.print(table)
+    _show_validation(rich, data["validation"])
     seconds = ", ".join(f"{name} {value:.0f} s" for name, value in data["seconds"].items())
     rich.print(
         f"{data['steps']} steps, {data['rollouts']} rollouts, {data['calls']} calls trained on ({seconds}); weights of step {data['best_step']}"
@@ -237,12 +238,16 @@ def _show_policy(data: Mapping[str, Any]) -> None:
         rich.print(str(data["path"]), markup=False, soft_wrap=True)
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+def _show_validation(rich: Any, validation: Mapping[str, Any]) -> None:
+    from rich.table import Table
 
+    from assay.optimizers.weights.page import in_numbers
 
-def _interval(gain: Mapping[str, Any] | None) -> str:
-    return "" if not gain or gain["mean"] is None else f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
+    for bench, modes in validation.items():
+        table = Table("", "before", "after", "gain, paired 95 %", title=f"{bench}: sealed tasks, {next(iter(modes.values()))['before']['n']}")
+        for row in in_numbers(modes):
+            table.add_row(*row, style="bold" if row[0].endswith(": score") else None)
+        rich.print(table)
 
 
 _policy_command("grpo", "GRPO: each call's return against its group's mean at the same turn, over the group's deviation.")

@@ -8,7 +8,6 @@ import asyncio
 import dataclasses
 import functools
 import hashlib
-import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -40,6 +39,7 @@ __all__ = [
 
 _REASONS = "max_completion_tokens"  # how DSPy marks a model that reasons by itself and takes no temperature
 _CLIENT_KEYS = ("api_key", "api_base", "base_url", "timeout", "headers", "extra_headers", "api_version")
+NOT_KNOWN = 1.0  # stands for a log-probability, which is never above 0: DSPy takes no NaN
 _sample: ContextVar[int | None] = ContextVar("assay_sample", default=None)
 _prices: ContextVar[list[float] | None] = ContextVar("assay_prices", default=None)
 
@@ -364,9 +364,9 @@ def count_tokens(lm: Any, text: str) -> int:
 
 
 def _logprobs(response: lm15.Response | None) -> tuple[float, ...] | None:
-    """Of the sampled tokens; None where the engine knows them not (NaN: it told the tokens alone)."""
+    """Of the sampled tokens; None where the engine told the tokens alone (`NOT_KNOWN`)."""
     found = tuple(token.logprob for token in response.logprobs) if response is not None and response.logprobs else ()
-    return found if found and not any(map(math.isnan, found)) else None
+    return found if found and max(found) < NOT_KNOWN else None
 
 
 def _text(response: lm15.Response | None) -> str:

@@ -28,6 +28,7 @@ class EmbeddedModel:
     name: str
     file: str
     sha256: str
+    tokenizer_sha256: str  # of its vocabulary, see `assay.optimizers.weights.base.tokenizer_sha`
     size: int  # bytes
     context: int  # tokens the weights were trained for
     licence: str
@@ -41,6 +42,7 @@ EMBEDDED = {
         name="smollm2-135m",
         file="SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        tokenizer_sha256="8ad8e5821260194b74b000245c822cca97c7c3fdb7bf65f93d40147c1e6fb805",
         size=98_362_432,
         context=8192,
         licence="Apache-2.0",
@@ -65,6 +67,11 @@ def spec(name: str) -> EmbeddedModel:
     if short not in EMBEDDED:
         raise ModelError(f"no embedded model is called {short!r}; there are: {', '.join(sorted(EMBEDDED))}")
     return EMBEDDED[short]
+
+
+def tokenizer_of(weights: str) -> str | None:
+    """The tokenizer's sha256 of an embedded model, by the sha256 of its weights; None for others."""
+    return next((model.tokenizer_sha256 for model in EMBEDDED.values() if model.sha256 == weights), None)
 
 
 @lru_cache(maxsize=32)

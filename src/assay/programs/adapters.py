@@ -110,7 +110,7 @@ class LeanAdapter(dspy.Adapter):  # type: ignore[misc]
         starts = re.compile(rf"^\s*({'|'.join(map(re.escape, names))})\s*:[ \t]*", re.MULTILINE)
         marks = list(starts.finditer(completion))
         texts: dict[str, str] = {}
-        for mark, following in zip(marks, [*marks[1:], None], strict=True):
+        for mark, following in zip(marks, [*marks[1:], None], strict=False):
             texts.setdefault(mark[1], completion[mark.end() : following.start() if following else len(completion)].strip())
         if not texts and len(names) == 1:
             texts = {names[0]: completion.strip()}

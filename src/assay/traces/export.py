@@ -20,6 +20,7 @@ from typing import Any
 import orjson
 
 from assay.errors import AssayError, ConfigError, DataError
+from assay.models.registry import tokenizer_of
 from assay.traces.balance import Sampler
 from assay.traces.credit import Baseline, returns
 from assay.traces.export_config import ADVANTAGES, KINDS, ExportConfig
@@ -155,6 +156,7 @@ class _Export:
         self._said_before: set[int] = set()  # SFT rows of this task
         self.said: dict[str, Counter[str]] = {
             "models": Counter(),
+            "tokenizers": Counter(),
             "programs": Counter(),
             "rubrics": Counter(),
             "consent": Counter(),
@@ -350,6 +352,7 @@ class _Export:
             f"{turn.model}@{turn.weights[:12] or '?'}" + "".join(f"+{a[:12]}" for a in orjson.loads(turn.adapters_json)) for turn in episode.turns
         }
         self.said["models"].update(models)
+        self.said["tokenizers"].update({tokenizer_of(turn.weights) or "not known" for turn in episode.turns})
         self.said["programs"][f"{rollout.program}@{rollout.program_version}"] += 1
         self.said["rubrics"][rollout.rubric or "none"] += 1
         self.said["consent"]["given" if rollout.consent else "not asked"] += 1

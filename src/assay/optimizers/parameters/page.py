@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.errors import MissingExtra
 from assay.optimizers.metrics import METRICS
+from assay.optimizers.pages import Page
 from assay.optimizers.parameters.impact import Impact
 from assay.optimizers.parameters.space import in_figures
 
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["importance", "write_page"]
 
 _FEWEST = 4  # trials under which importance and contours would show nothing but chance
-_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2em auto;padding:0 1em;color:#222}
-table{border-collapse:collapse;font-variant-numeric:tabular-nums}td,th{padding:.15em .7em;text-align:right;border-bottom:1px solid #ddd}
-td:first-child,th:first-child{text-align:left}.note{color:#666}h2{margin-top:2em}"""
 
 
 def importance(study: "optuna.Study", objective: int = 0) -> dict[str, dict[str, float]]:
@@ -61,41 +59,28 @@ def write_page(
         MissingExtra: plotly or matplotlib is not installed.
     """
     try:
-        import plotly.io
         from matplotlib import pyplot
     except ImportError as error:
         raise MissingExtra(str(error.name), "plots") from error
     folder.mkdir(parents=True, exist_ok=True)
-    parts, pictures, library = list[str](), list[Path](), True
+    page, pictures = Page(title, facts), list[Path]()
     pyplot.switch_backend("agg")
-
-    def add(figure: Any) -> None:
-        nonlocal library
-        parts.append(plotly.io.to_html(figure, include_plotlyjs=library, full_html=False))
-        library = False
-
     if impact is not None:
-        parts.append(f"<h2>Each parameter moved alone</h2>{_impact_note(impact)}")
-        add(_small_multiples(impact))
-        parts.append(_impact_table(impact))
+        page.section("Each parameter moved alone")
+        page.markup(_impact_note(impact))
+        page.figure(_small_multiples(impact))
+        page.markup(_impact_table(impact))
     for heading, note, draw, picture in _sections(study, objectives) if study is not None else ():
-        parts.append(f"<h2>{heading}</h2><p class=note>{note}</p>")
+        page.section(heading, note)
         with warnings.catch_warnings(), pyplot.rc_context():  # optuna sets a style of its own
             warnings.simplefilter("ignore")
-            add(draw())
+            page.figure(draw())
             axes = picture()
         pictures.append(folder / f"{heading.lower().replace(' ', '-')}.png")
         figure = _tidied(axes)
         figure.savefig(pictures[-1], dpi=110, bbox_inches="tight")
         pyplot.close(figure)
-    head = "".join(f"<tr><td>{html.escape(name)}</td><td>{html.escape(str(value))}</td></tr>" for name, value in facts.items())
-    page = folder / "study.html"
-    page.write_text(
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'
-        f"<h1>{html.escape(title)}</h1><table>{head}</table>{''.join(parts)}</html>",
-        encoding="utf-8",
-    )
-    return page, pictures
+    return page.write(folder / "study.html"), pictures
 
 
 def _tidied(axes: Any) -> Any:

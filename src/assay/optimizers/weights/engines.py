@@ -4,7 +4,6 @@ batches (transformers on CPU and GPU, vLLM). Programs call it as any language mo
 import contextvars
 import copy
 import itertools
-import math
 import shutil
 import threading
 import time
@@ -18,7 +17,7 @@ from assay.datasets import Task
 from assay.errors import Cancelled
 from assay.models import LanguageModel
 from assay.models.embedded import PolicyBackend
-from assay.models.lm import lm_over
+from assay.models.lm import NOT_KNOWN, lm_over
 from assay.models.lora import write_gguf
 from assay.optimizers.session import Session, Student
 
@@ -79,7 +78,10 @@ class _Crew:
         self.given_up: set[int] = set()
         self.count = len(runs)
         self.changed = threading.Condition()
-        for _ in range(min(size, len(runs))):
+        self.size = min(size, len(runs))
+
+    def start(self) -> None:
+        for _ in range(self.size):
             self._hire()
 
     def _hire(self) -> None:
@@ -165,6 +167,7 @@ class LlamaPolicy(PolicyEngine):
 
     def play(self, runs: Sequence[Run], session: Session, *, timeout_s: float, stop: threading.Event | None = None) -> list[Any | None]:
         crew = _Crew(runs, session, session.threads, timeout_s)
+        crew.start()
         with crew.changed:
             while True:
                 crew.look(stop)
@@ -210,6 +213,7 @@ class TrainerPolicy(PolicyEngine):
 
         crew, desk = _Crew(runs, session, len(runs), timeout_s), self.backend
         desk.open(crew)
+        crew.start()
         while True:
             with crew.changed:
                 while not crew.done and len(desk.waiting) < crew.active + len(crew.left):
@@ -305,7 +309,7 @@ class _Desk:
         eos = tokenizer.eos_token_id
         ended = bool(ids) and ids[-1] in (eos, tokenizer.pad_token_id)
         content = [
-            {"token": tokenizer.decode([token]), "id": token, "logprob": math.nan if logprobs is None else float(logprobs[at])}
+            {"token": tokenizer.decode([token]), "id": token, "logprob": NOT_KNOWN if logprobs is None else float(logprobs[at])}
             for at, token in enumerate(ids)
         ]
         raw = {

@@ -13,7 +13,7 @@ import numpy as np
 
 from assay.datasets import Task
 from assay.datasets.tasks import content_hash
-from assay.errors import Unscored
+from assay.errors import ModelError, Unscored
 from assay.optimizers.weights.advantages import ValueMemory, assign_credit
 from assay.optimizers.weights.base import Policy
 from assay.optimizers.weights.config import PolicyConfig
@@ -59,8 +59,8 @@ class Rollouts:
         synced = time.perf_counter()
         with session.phase("train"), dspy.context(**{WRITTEN_DECISIONS: True}):
             found = self.engine.play(runs, session, timeout_s=self.config.rollout_timeout_s, stop=self.stop)
-        self.tally.seconds["sync"] += synced - clock
-        self.tally.seconds["rollouts"] += time.perf_counter() - synced
+        self.tally.spend("sync", synced - clock)
+        self.tally.spend("rollouts", time.perf_counter() - synced)
         batch = self._trajectories(found, trainer._tokenizer)
         world = over_ranks([one.without_rows() for one in batch])
         credit = assign_credit(world, self.config, self.memory)
@@ -88,9 +88,11 @@ class Rollouts:
                     outcome_weight=self.config.outcome_weight, left=left,
                 )  # fmt: skip
             except Unscored:
-                left["rollouts without a score"] += 1
+                left[f"rollouts without a score ({(prediction._rollout.error or 'the rubric could not decide')[:120]})"] += 1
                 continue
             kept.append(one)
+        if not kept:
+            raise ModelError(f"no rollout of a whole step could be scored: {dict(left)}")
         return kept
 
     def _watched(self, found: Sequence[Any]) -> float:

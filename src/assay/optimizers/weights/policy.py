@@ -3,15 +3,16 @@
 import json
 import math
 import os
+import random
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from assay.errors import Cancelled, DataError, ModelError
+from assay.errors import Cancelled, DataError, MissingExtra, ModelError
 from assay.models.adapters import keep_adapter, served_as
 from assay.optimizers.session import Progress
 from assay.optimizers.weights.base import Policy, load_policy, quiet, tokenizer_sha
@@ -19,6 +20,7 @@ from assay.optimizers.weights.config import PolicyConfig
 from assay.optimizers.weights.guards import Watch
 from assay.optimizers.weights.offline import Recorded
 from assay.optimizers.weights.online import Rollouts
+from assay.optimizers.weights.page import write_report
 from assay.optimizers.weights.rows import Tally
 from assay.optimizers.weights.validation import MODES, Bench, compared, look
 from assay.optimizers.weights.work import last_good, ready, restored, stoppable, working_folder
@@ -44,12 +46,14 @@ class PolicyReport:
     best_step: int | None = None
     steps: int = 0
     tally: Tally = field(default_factory=Tally)
+    report: Path | None = None
     stopped: str | None = None
     notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        told = asdict(self)
-        return {**told, **told.pop("tally"), "path": str(self.path)}
+        told = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "tally"}
+        paths = {"path": str(self.path), "report": str(self.report) if self.report else None}
+        return {**told, **self.tally.to_dict(), **paths, "config": asdict(self.config)}
 
 
 def train_policy(
@@ -128,6 +132,7 @@ class _Training:
             self.report.best_step = self.best[1] if self.best else self.report.steps
             self._validate(trainer)
         self.report.curves, self.report.converged = {name: dict(curve) for name, curve in self.watch.curves.items()}, self.watch.converged
+        self.report.alarms = list(self.watch.alarms.values())
         return self._keep(trainer, policy)
 
     def _keep(self, trainer: Any, policy: Policy) -> PolicyReport:
@@ -136,12 +141,20 @@ class _Training:
         if policy.embedded is None:
             report.path = kept
             report.notes.append(f"{self.config.model} is no embedded model: the adapter stays in PEFT's form, for vLLM or transformers")
-            return report
+            return self._told()
         made = {**report.to_dict(), "tokenizer_sha256": tokenizer_sha(policy.tokenizer)}
         adapter = keep_adapter(self.name, kept, base=policy.embedded, after=policy.merged, made=made)
         report.name, report.path = served_as(adapter), adapter.path
         shutil.rmtree(self.work, ignore_errors=True)
-        return report
+        return self._told()
+
+    def _told(self) -> PolicyReport:
+        """The report, with its page beside the adapter where the pictures can be drawn."""
+        try:
+            self.report.report = write_report(self.report.path / "training.html", self.report.to_dict())
+        except MissingExtra as error:
+            self.report.notes.append(f"no page was written: {error}")
+        return self.report
 
     # -- along the way
 
@@ -169,8 +182,8 @@ class _Training:
                     control.should_training_stop, control.should_save = True, False
                     return
                 every = mine.config.evaluate_every
-                if every and state.global_step and state.global_step % every == 0 and not control.should_training_stop:
-                    control.should_training_stop = not mine._look(self.trainer, state.global_step)
+                if every and state.global_step and state.global_step % every == 0 and not mine._look(self.trainer, state.global_step):
+                    control.should_training_stop = True
 
             def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 mine._note(Path(args.output_dir) / f"checkpoint-{state.global_step}")
@@ -244,7 +257,7 @@ class _Training:
     def _note(self, folder: Path) -> None:
         told = {
             "curves": self.watch.curves, "alarms": self.watch.alarms, "memory": self.source.memory.to_json(), "best": self.best,
-            "kept_at": self.kept_at, "tally": asdict(self.source.tally),
+            "kept_at": self.kept_at, "tally": self.source.tally.to_dict(),
         }  # fmt: skip
         (folder / "assay.json").write_text(json.dumps(told, default=str), encoding="utf-8")
 
@@ -261,6 +274,14 @@ class _Training:
         self.source.memory.take(told["memory"])
         self.source.tally.take(told["tally"])
         self.best = (told["best"][0], told["best"][1]) if told["best"] else None
+
+
+def _order(items: int, config: PolicyConfig) -> list[int]:
+    """Which items each step takes, all of them before any comes again: one long epoch, so that a run that goes on takes the same."""
+    chosen, wanted, found = random.Random(config.seed), config.tasks * math.ceil(config.steps / config.iterations), list[int]()
+    while len(found) < wanted:
+        found += chosen.sample(range(items), items)
+    return found[:wanted]
 
 
 def _line(step: int, told: Mapping[str, float]) -> str:
@@ -288,10 +309,10 @@ def _trainer(policy: Policy, config: PolicyConfig, tasks: int, out: Path, collec
         max_completion_length=config.max_completion, max_grad_norm=config.max_grad_norm, lr_scheduler_type="constant", seed=config.seed,
         logging_steps=1, logging_nan_inf_filter=False, save_strategy="steps", save_steps=config.save_every, save_total_limit=2,
         report_to=config.report_to, bf16=cuda and torch.cuda.is_bf16_supported(), use_cpu=not cuda, gradient_checkpointing=cuda,
-        disable_tqdm=True, **vllm,
+        shuffle_dataset=False, disable_tqdm=True, **vllm,
     )  # fmt: skip
     lora = LoraConfig(r=config.rank, lora_alpha=2 * config.rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
-    rows = Dataset.from_list([{"prompt": "", "index": at} for at in range(tasks)])
+    rows = Dataset.from_list([{"prompt": "", "index": at} for at in _order(tasks, config)])
     trainer = TransitionTrainer(
         model=policy.model, args=arguments, train_dataset=rows, processing_class=policy.tokenizer, peft_config=lora, callbacks=[callback],
         collect=collect,

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,14 +37,26 @@ class Tally:
 
     rollouts: int = 0
     calls: int = 0
-    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    seconds: dict[str, float] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
     samples: list[dict[str, Any]] = field(default_factory=list)
 
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "rollouts": self.rollouts,
+            "calls": self.calls,
+            "seconds": dict(self.seconds),
+            "left_out": dict(self.left_out),
+            "samples": self.samples,
+        }
+
     def take(self, told: Mapping[str, Any]) -> None:
-        """Goes on from what `asdict` wrote."""
+        """Goes on from what `to_dict` told."""
         self.rollouts, self.calls, self.samples = told["rollouts"], told["calls"], told["samples"]
-        self.seconds, self.left_out = defaultdict(float, told["seconds"]), Counter(told["left_out"])
+        self.seconds, self.left_out = dict(told["seconds"]), Counter(told["left_out"])
+
+    def spend(self, what: str, seconds: float) -> None:
+        self.seconds[what] = self.seconds.get(what, 0.0) + seconds
 
 
 @dataclass(kw_only=True)
@@ -160,7 +172,7 @@ def trained_tokens(transition: Transition, pieces: Sequence[str]) -> list[bool]:
 def _line_values(text: str, names: Sequence[str]) -> Iterator[tuple[int, int]]:
     """Where the values stand in `name: value` lines; the new line that ends a value is the model's choice."""
     marks = list(re.finditer(rf"^(?:{'|'.join(map(re.escape, names))}): ?", text, re.MULTILINE)) if names else []
-    for mark, following in zip(marks, [*marks[1:], None], strict=True):
+    for mark, following in zip(marks, [*marks[1:], None], strict=False):
         yield mark.end(), following.start() if following else len(text)
 
 

@@ -1,0 +1,135 @@
+"""Training runs of a program under a small real model, through the trainer's own generation: two calls a rollout."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+
+import assay
+from assay.datasets import Task
+from assay.errors import Cancelled, ConfigError, DataError
+from assay.models import Meter, with_recording
+from assay.optimizers import Session, Student
+from assay.optimizers.weights.config import PolicyConfig
+from assay.optimizers.weights.engines import TrainerPolicy
+from assay.optimizers.weights.online import Rollouts
+from assay.optimizers.weights.policy import PolicyReport, train_policy
+from assay.optimizers.weights.validation import Bench
+from assay.traces import Recorder, Store
+
+SMALL = {"steps": 4, "tasks": 2, "group": 2, "micro": 2, "max_completion": 8, "held_out": 2, "rank": 2, "learning_rate": 1e-2, "save_every": 1}
+
+
+class TwoCalls(dspy.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.draft, self.answer = dspy.Predict("question -> draft"), dspy.Predict("question, draft -> answer")
+
+    def forward(self, question: str) -> Any:
+        draft = self.draft(question=question).draft
+        return self.answer(question=question, draft=draft)
+
+
+def letters(task: Any, prediction: Any, rollout: Any) -> float:
+    """How many of the first ten letters are one of ten: something that a step can change."""
+    return min(1.0, sum(c in "aeiou 0123" for c in str(prediction["answer"])[:10]) / 10)
+
+
+def source(model: str, config: PolicyConfig, check: Any = letters, store: Store | None = None) -> Rollouts:
+    engine, recorder = TrainerPolicy(model, max_completion=config.max_completion), Recorder(store, run_id="r")
+    meter = Meter()
+    lm = with_recording(engine.lm, meter=meter, observers=[recorder.observe])
+    rubric = assay.Rubric("letters", [assay.Criterion(name="letters", check=check)])
+    session = Session(lm=lm, rubric=rubric, recorder=recorder, meter=meter, program_name="two")
+    tasks = [Task(id=f"t{at}", inputs={"question": f"How much is {at} + 1?"}) for at in range(8)]
+    session.know(tasks[:4], "train")
+    session.know(tasks[4:6], "val")
+    session.know(tasks[6:], "test")
+    return Rollouts(Bench("two", Student(TwoCalls(), session, adapter="lean"), session, tasks[4:6], tasks[6:]), tasks[:4], config, engine)
+
+
+def run(model: Path, name: str, *, resume: bool = False, check: Any = letters, store: Store | None = None, **settings: Any) -> PolicyReport:
+    config = PolicyConfig(**{**SMALL, "model": str(model), **settings})
+    return train_policy(source(str(model), config, check, store), name, config, resume=resume)
+
+
+@pytest.mark.slow
+def test_a_program_of_two_calls_is_trained_and_compared_on_sealed_tasks(tiny_model: Path, tmp_path: Path) -> None:
+    with Store(tmp_path / "a.db") as store:
+        report = run(tiny_model, "two", store=store, evaluate_every=2)
+        store.flush()
+        rollouts = list(store.rollouts(limit=None))
+        full = [store.rollout(rollout.id) for rollout in rollouts]
+    assert report.steps == 4
+    assert report.tally.rollouts == 16
+    assert report.tally.calls + 2 * report.tally.left_out["rollouts of groups without spread"] == 32
+    assert all(len(rollout.transitions) == 2 for rollout in full)
+    assert all(call.token_ids and call.logprobs is None for rollout in full for call in rollout.transitions)
+    assert {rollout.split for rollout in rollouts if rollout.phase == "train"} == {"train"}
+    assert set(report.curves["held_out_sampled"]) == {0, 2, 4}
+    assert set(report.curves["entropy"]) == {1, 2, 3, 4}
+    assert report.best_step in (2, 4)
+    found = report.validation["two"]
+    assert {mode: (part["before"]["n"], part["after"]["n"]) for mode, part in found.items()} == {"greedy": (2, 2), "sampled": (2, 2)}
+    page = (report.path / "training.html").read_text()
+    assert "Reward by turn" in page
+    assert "http" not in page.split("<body")[-1].replace("http://www.w3.org", "")[-2000:]
+    json.dumps(report.to_dict(), allow_nan=False)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_goes_on_to_the_same_curve(tiny_model: Path) -> None:
+    whole = run(tiny_model, "whole", evaluate_every=0)
+    config = PolicyConfig(**{**SMALL, "model": str(tiny_model), "evaluate_every": 0})
+    begun = source(str(tiny_model), config)
+    collect = begun.collect
+
+    def stopping(inputs: Any, trainer: Any) -> Any:
+        if trainer.state.global_step == 2:
+            assert begun.stop is not None
+            begun.stop.set()  # as a signal does, in the midst of a step
+        return collect(inputs, trainer)
+
+    begun.collect = stopping  # type: ignore[method-assign]
+    with pytest.raises(Cancelled):
+        train_policy(begun, "halted", config)
+    with pytest.raises(ConfigError, match="had another learning_rate"):
+        run(tiny_model, "halted", evaluate_every=0, resume=True, learning_rate=1e-3)
+    resumed = run(tiny_model, "halted", evaluate_every=0, resume=True)
+    for name in ("reward", "loss", "grad_norm", "entropy"):
+        assert resumed.curves[name] == pytest.approx(whole.curves[name], rel=1e-5, abs=1e-7), name
+    assert resumed.tally.rollouts == whole.tally.rollouts
+
+
+@pytest.mark.slow
+def test_rewards_that_hang_or_are_no_number_are_left_out(tiny_model: Path) -> None:
+    calls = iter(range(10_000))
+    hung = threading.Event()
+
+    def odd(task: Any, prediction: Any, rollout: Any) -> float:
+        if next(calls) == 0:
+            hung.wait(30)
+        return float("nan") if task.id == "t1" else letters(task, prediction, rollout)
+
+    report = run(tiny_model, "odd", check=odd, steps=2, evaluate_every=0, rollout_timeout_s=3.0)
+    hung.set()
+    assert report.tally.left_out["rollouts given up after 3 s"] == 1
+    assert report.tally.left_out["rollouts without a score (the rubric could not decide)"] >= 1
+    assert report.steps == 2
+
+
+@pytest.mark.slow
+def test_rewards_without_spread_teach_nothing_and_say_so(tiny_model: Path) -> None:
+    report = run(tiny_model, "flat", check=lambda t, p, r: 0.0, evaluate_every=0)
+    assert report.tally.calls == 0
+    assert report.tally.left_out["rollouts of groups without spread"] == 16
+    assert any("no spread" in alarm for alarm in report.alarms)
+    assert report.validation["two"]["greedy"]["gain"]["mean"] == 0
+
+
+def test_too_few_tasks_are_refused(tiny_model: Path) -> None:
+    with pytest.raises(DataError, match="4 tasks to train on, and a step takes 5"):
+        run(tiny_model, "few", tasks=5, group=2)
