@@ -23,6 +23,7 @@ _WHERE = {
     "compile_judge": "assay.judging",
     "evaluate": "assay.api",
     "export": "assay.exporting",
+    "improve": "assay.improving",
     "get_lm": "assay.models",
     "load": "assay.api",
     "load_judge": "assay.jobs",
@@ -31,6 +32,7 @@ _WHERE = {
     "parameter_impact": "assay.tuning",
     "record": "assay.recording",
     "recorded": "assay.recording",
+    "train": "assay.training",
     "tune": "assay.tuning",
 }
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from assay.datasets import Task, load_tasks
     from assay.errors import AssayError
     from assay.exporting import collect, export
+    from assay.improving import improve
     from assay.jobs import load_judge
     from assay.judging import compile_judge
     from assay.models import get_lm
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
     from assay.rubrics import Criterion, Rubric
     from assay.traces import Store
     from assay.traces.collector import DataCollector
+    from assay.training import train
     from assay.tuning import parameter_impact, tune
 
 

@@ -17,6 +17,7 @@ _COMMANDS = {
     "compile": "Compile a program's prompts against a rubric.",
     "evaluate": "Score a program or an artifact.",
     "export": "Training data behind gates: sft, grpo, preferences, transitions.",
+    "improve": "Prompts and weights in turn, each step kept where the gate favours it.",
     "judge": "Calibrate, audit and use judges.",
     "models": "List and fetch language models.",
     "run": "One prediction of a program or an artifact.",

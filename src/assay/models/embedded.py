@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import threading
 import time
 import urllib.request
@@ -18,9 +19,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from assay.errors import MissingExtra, ModelError
-from assay.models.adapters import with_adapters
-from assay.models.registry import find_model, spec
+from assay.models.adapters import Adapter, with_adapters
+from assay.models.lora import write_merged
+from assay.models.registry import EmbeddedModel, find_model, model_home, spec
 
 __all__ = ["LINES", "LlamaBackend", "PolicyBackend", "lines_grammar", "server_url"]
 
@@ -30,7 +34,9 @@ _PROMPT_CACHE_MIB = 256  # prompts kept in memory beside the slots; the default 
 _UNTRUNCATED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}  # llama.cpp samples from 40 tokens of at least a twentieth by default
 _CONTEXT = 16384  # tokens over all slots, shared; 22 kB of cache a token for SmolLM2-135M
 
-_servers: dict[tuple[Path, ...], Any] = {}
+_MERGED = 6  # merged models that are kept beside the pulled ones, 145 MB each for SmolLM2-135M
+
+_servers: dict[Path, Any] = {}
 _servers_lock = threading.Lock()
 
 
@@ -68,9 +74,9 @@ def _busy_cores(window_s: float) -> float:
     return (1 - (after[1] - before[1]) / (after[0] - before[0])) * (os.cpu_count() or 1)
 
 
-def _server(path: Path, adapters: tuple[Path, ...] = ()) -> Any:
+def _server(path: Path) -> Any:
     with _servers_lock:
-        if (path, *adapters) not in _servers:
+        if path not in _servers:
             # threads that wait for each other spin for milliseconds by default: two such processes on two cores stood still
             # (over 7 s a call; with this 2.1 s, and 0.8 s alone as before). Read when the library loads.
             os.environ.setdefault("GOMP_SPINCOUNT", "1000")
@@ -85,26 +91,36 @@ def _server(path: Path, adapters: tuple[Path, ...] = ()) -> Any:
             params.cpuparams.poll = params.cpuparams_batch.poll = 0  # sleep, do not spin: spinning starves busy machines
             params.cache_ram_mib = _PROMPT_CACHE_MIB
             params.verbosity = -1
-            params.lora_adapters = [_lora(file) for file in adapters]
             try:
-                _servers[path, *adapters] = xllamacpp.Server(params)
+                _servers[path] = xllamacpp.Server(params)
             except Exception as error:
                 raise ModelError(f"llama.cpp cannot load {path}: {error}") from error
-        return _servers[path, *adapters]
+        return _servers[path]
 
 
-def _lora(path: Path) -> Any:
-    import xllamacpp
-
-    info = xllamacpp.CommonAdapterLoraInfo()
-    info.path, info.scale = str(path), 1.0
-    return info
+def _merged(base: EmbeddedModel, adapters: tuple[Adapter, ...]) -> Path:
+    """The file with the base and the adapters in its weights, made the first time; those used longest ago go."""
+    path = find_model(base.name)
+    if not adapters:
+        return path
+    digest = hashlib.sha256(":".join([base.sha256, *(one.sha256 for one in adapters)]).encode()).hexdigest()[:24]
+    target = model_home() / "merged" / f"{base.name}-{digest}.gguf"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(target.parent / ".lock"):
+        if not target.is_file():
+            if shutil.disk_usage(target.parent).free < 4 * path.stat().st_size:
+                raise ModelError(f"{target.parent} has too little room for {base.name} with its adapters: make room, or move it with ASSAY_HOME")
+            write_merged(path, [one.gguf for one in adapters], target)
+        os.utime(target)
+        for old in sorted(target.parent.glob("*.gguf"), key=lambda file: file.stat().st_mtime)[:-_MERGED]:
+            old.unlink(missing_ok=True)
+    return target
 
 
 def server_url(name: str) -> str:
     """Loopback address of the model's OpenAI-compatible HTTP server (llama.cpp's own)."""
     base, adapters = with_adapters(name)
-    return str(_server(find_model(base), tuple(one.gguf for one in adapters)).listening_address)
+    return str(_server(_merged(spec(base), adapters)).listening_address)
 
 
 class LlamaBackend:
@@ -133,7 +149,7 @@ class LlamaBackend:
             raise MissingExtra("xllamacpp", "embedded")
         base, adapters = with_adapters(name)
         self.spec = spec(base)
-        self.path, self._lora = find_model(base), tuple(one.gguf for one in adapters)
+        self.path = _merged(self.spec, adapters)
         self.weights = self.spec.sha256
         self.adapters = tuple(one.sha256 for one in adapters)
 
@@ -155,7 +171,7 @@ class LlamaBackend:
         body["logprobs"] = True  # token ids and behaviour log-probabilities belong to every transition
         body.setdefault("top_logprobs", 1)
         body |= self.sampling
-        raw = _server(self.path, self._lora).handle_chat_completions(body)
+        raw = _server(self.path).handle_chat_completions(body)
         raw = json.loads(raw) if isinstance(raw, str | bytes) else raw
         if "choices" not in raw:
             error = raw.get("error", raw)
@@ -171,7 +187,7 @@ class LlamaBackend:
 
     def _post(self, route: str, body: dict[str, Any]) -> Any:
         request = urllib.request.Request(
-            _server(self.path, self._lora).listening_address + route,
+            _server(self.path).listening_address + route,
             data=json.dumps(body).encode("utf-8", "replace"),
             headers={"Content-Type": "application/json"},
         )
@@ -189,22 +205,27 @@ class PolicyBackend(LlamaBackend):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.sampling = dict(_UNTRUNCATED)
-        self._before, self._before_sha = self._lora, self.adapters
+        base, adapters = with_adapters(name)
+        self.base, self._ggufs = find_model(base), [one.gguf for one in adapters]
+        self._before, self._before_sha = self.path, self.adapters
 
-    @property
-    def concurrency(self) -> int:
-        return max(1, min(_SLOTS, cores() // 2))
+    def swap(self, adapter: Path | None, folder: Path | None = None) -> None:
+        """Serves the model with this adapter (a GGUF file; None: without any) from now on. No call may be in flight.
 
-    def swap(self, adapter: Path | None) -> None:
-        """Serves the model with this adapter (a GGUF file; None: without any) from now on. No call may be in flight."""
+        Args:
+            folder: where the merged weights lie while they are served.
+        """
         with _servers_lock:
-            if self._lora != self._before:
-                _servers.pop((self.path, *self._lora), None)
-        self._lora, self.adapters = self._before, self._before_sha
-        if adapter is not None:
+            if self.path != self._before:
+                _servers.pop(self.path, None)
+                self.path.unlink(missing_ok=True)
+        self.path, self.adapters = self._before, self._before_sha
+        if adapter is not None and folder is not None:
             with open(adapter, "rb") as file:
-                self.adapters = (*self._before_sha, hashlib.file_digest(file, "sha256").hexdigest())
-            self._lora = (*self._before, adapter)
+                sha = hashlib.file_digest(file, "sha256").hexdigest()
+            merged = folder / f"{sha[:24]}.merged.gguf"
+            write_merged(self.base, [*self._ggufs, adapter], merged, keep=True)
+            self.path, self.adapters = merged, (*self._before_sha, sha)
 
     @contextmanager
     def greedy(self) -> Iterator[None]:

@@ -160,7 +160,7 @@ class LlamaPolicy(PolicyEngine):
         trainer.accelerator.unwrap_model(trainer.model).save_pretrained(str(self.folder / "peft"))
         out = self.folder / f"{next(self._numbers)}.gguf"
         write_gguf(self.folder / "peft", self.backend.path, out)
-        self.backend.swap(out)
+        self.backend.swap(out, self.folder)
         if self._served is not None:
             self._served.unlink(missing_ok=True)
         self._served = out
@@ -184,7 +184,7 @@ class LlamaPolicy(PolicyEngine):
         try:
             yield
         finally:
-            self.backend.swap(self._served)
+            self.backend.swap(self._served, self.folder)
 
     def close(self) -> None:
         self.backend.swap(None)

@@ -8,7 +8,7 @@ from typing import Any
 
 from assay.optimizers.pages import Page, table
 
-__all__ = ["in_numbers", "write_report"]
+__all__ = ["in_numbers", "interval", "write_report"]
 
 _SMOOTH = 5  # steps of the running mean that is drawn over the noise
 
@@ -94,10 +94,10 @@ def in_numbers(modes: Mapping[str, Any]) -> list[Sequence[str]]:
     rows: list[Sequence[str]] = []
     for mode, found in modes.items():
         before, after = found["before"], found["after"]
-        rows.append((f"{mode}: score", _number(before["score"]), _number(after["score"]), _interval(found["gain"])))
+        rows.append((f"{mode}: score", _number(before["score"]), _number(after["score"]), interval(found["gain"])))
         for name in after["criteria"]:
             grades = (before["criteria"].get(name), after["criteria"].get(name))
-            rows.append((f"{mode}: {name}", *map(_number, grades), _interval(found["criteria"].get(name))))
+            rows.append((f"{mode}: {name}", *map(_number, grades), interval(found["criteria"].get(name))))
         kinds = after["task_types"] if len(after["task_types"]) > 1 else ()
         rows += [(f"{mode}: on {kind}", _number(before["task_types"].get(kind)), _number(after["task_types"][kind]), "") for kind in kinds]
         for name in ("valid_calls", "parsed", "tokens_per_task"):
@@ -119,5 +119,5 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
 
 
-def _interval(gain: Mapping[str, Any] | None) -> str:
+def interval(gain: Mapping[str, Any] | None) -> str:
     return "" if not gain or gain["mean"] is None else f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"

@@ -15,7 +15,7 @@ import numpy as np
 from assay.errors import Cancelled, DataError, MissingExtra, ModelError
 from assay.models.adapters import keep_adapter, served_as
 from assay.optimizers.session import Progress
-from assay.optimizers.weights.base import Policy, load_policy, quiet, tokenizer_sha
+from assay.optimizers.weights.base import Policy, fast_bf16, lean_head, load_policy, quiet, tokenizer_sha
 from assay.optimizers.weights.config import PolicyConfig
 from assay.optimizers.weights.guards import Watch
 from assay.optimizers.weights.offline import Recorded
@@ -114,7 +114,7 @@ class _Training:
         if checkpoint:
             self._remember()
         bar = self.shown.bar(f"{self.config.algorithm}: steps", self.config.steps)
-        with quiet(), ready(), stoppable() as self.source.stop, bar as advance:
+        with quiet(), ready(), lean_head(), stoppable() as self.source.stop, bar as advance:
             trainer = _trainer(policy, self.config, self.source.items, self.work / "checkpoints", self.source.collect, self._callback(advance))
             self.report.notes += self.source.begin(trainer, policy)
             try:
@@ -197,6 +197,8 @@ class _Training:
         told = {key: float(value) for key, value in logged.items() if isinstance(value, int | float) and math.isfinite(value)}
         for alarm in self.watch.see(step, told):
             self.shown.say(f"alarm: {alarm}")
+        if "step_time" in told:
+            self.source.tally.spend("steps", told["step_time"])
         self.shown.say(_line(step, told))
 
     def _look(self, trainer: Any, step: int) -> bool:
@@ -308,7 +310,7 @@ def _trainer(policy: Policy, config: PolicyConfig, tasks: int, out: Path, collec
         beta=config.beta, epsilon=config.epsilon, epsilon_high=config.epsilon_high, loss_type=config.loss, temperature=config.temperature,
         max_completion_length=config.max_completion, max_grad_norm=config.max_grad_norm, lr_scheduler_type="constant", seed=config.seed,
         logging_steps=1, logging_nan_inf_filter=False, save_strategy="steps", save_steps=config.save_every, save_total_limit=2,
-        report_to=config.report_to, bf16=cuda and torch.cuda.is_bf16_supported(), use_cpu=not cuda, gradient_checkpointing=cuda,
+        report_to=config.report_to, bf16=fast_bf16(), use_cpu=not cuda, gradient_checkpointing=cuda,
         shuffle_dataset=False, disable_tqdm=True, **vllm,
     )  # fmt: skip
     lora = LoraConfig(r=config.rank, lora_alpha=2 * config.rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")

@@ -12,7 +12,7 @@ from typing import Any
 from assay.errors import Cancelled, DataError
 from assay.models.adapters import keep_adapter, served_as
 from assay.optimizers.session import Progress
-from assay.optimizers.weights.base import Policy, load_policy, quiet, tokenizer_sha
+from assay.optimizers.weights.base import Policy, fast_bf16, lean_head, load_policy, quiet, tokenizer_sha
 from assay.optimizers.weights.config import SFTConfig
 from assay.optimizers.weights.data import TrainingData, read_sft
 from assay.optimizers.weights.work import agreement, check_free, last_good, ready, stoppable, working_folder
@@ -79,7 +79,7 @@ def _train(work: Path, name: str, config: SFTConfig, data: TrainingData, resume:
         report.notes.append("one task alone, or none held out: nothing says when to stop, and the last weights are taken")
     if data.ungated:
         report.notes.append("the export did not pass its gates")
-    with quiet(), ready(), stoppable() as stop, shown.bar(f"sft: {len(train)} rows", _steps(len(train), config)) as advance:
+    with quiet(), ready(), lean_head(), stoppable() as stop, shown.bar(f"sft: {len(train)} rows", _steps(len(train), config)) as advance:
         watch = _Watch(report, stop, advance)
         trainer = _trainer(policy, train, held_out, config, work / "checkpoints", watch.callback())
         checkpoint = resume and any((work / "checkpoints").glob("checkpoint-*"))
@@ -141,7 +141,7 @@ def _trainer(policy: Policy, train: list[dict[str, Any]], held_out: list[dict[st
         output_dir=str(out), num_train_epochs=config.epochs, learning_rate=config.learning_rate, seed=config.seed, report_to=config.report_to,
         per_device_train_batch_size=micro, per_device_eval_batch_size=micro, gradient_accumulation_steps=config.batch // micro,
         max_length=config.max_length, logging_steps=1, logging_nan_inf_filter=False, max_grad_norm=1.0, lr_scheduler_type="cosine", warmup_steps=0.05,
-        save_strategy="steps", save_steps=every, save_total_limit=2, bf16=cuda and torch.cuda.is_bf16_supported(), use_cpu=not cuda,
+        save_strategy="steps", save_steps=every, save_total_limit=2, bf16=fast_bf16(), use_cpu=not cuda,
         gradient_checkpointing=cuda, disable_tqdm=True, **(evaluated if held_out else {}),
     )  # fmt: skip
     lora = LoraConfig(r=config.rank, lora_alpha=2 * config.rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")

@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer on the LM calls of agents: one method overridden. Loaded where training begins: it imports torch and TRL.
+"""TRL's GRPOTrainer on the LM calls of agents: one method overridden, and one that trims padding. Imports torch and TRL.
 
 Stock GRPO trains on one completion a rollout. Here `collect` gives the rows of a batch of rollouts, one an LM call and as many as there
 were, each with its advantage; loss, clipping, KL, optimizer, checkpoints and trackers are TRL's. On rollouts of one call it is stock GRPO.
@@ -88,6 +88,11 @@ class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
                 out["ref_per_token_logps"] = self._reference(out)
         return out
 
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        """Without the columns that are padding in all rows of this part: TRL pads all parts to the longest row of the whole, and one
+        answer that ran on would cost as much as all others together. The loss is the same."""
+        return super()._compute_loss(model, _trimmed(inputs))
+
     def logprobs_of(self, rows: Sequence[Row], *, size: int = 8) -> list[list[float]]:
         """Log-probabilities of the rows' tokens under the weights as they are, at the temperature that is trained at."""
         found: list[list[float]] = []
@@ -111,6 +116,16 @@ class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
         size = max(1, len(ids) // self.args.steps_per_generation)
         found: torch.Tensor = self._get_per_token_logps_and_entropies(model, ids, mask, out["completion_ids"].size(1), batch_size=size)[0]
         return found
+
+
+_OF_COMPLETIONS = ("completion_ids", "completion_mask", "tool_mask", "old_per_token_logps", "ref_per_token_logps")
+
+
+def _trimmed(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    prompt = max(1, int(inputs["prompt_mask"].sum(dim=1).max()))
+    completion = max(1, int(inputs["completion_mask"].sum(dim=1).max()))
+    out = {name: value[:, :completion] if name in _OF_COMPLETIONS else value for name, value in inputs.items()}
+    return {**out, "prompt_ids": inputs["prompt_ids"][:, -prompt:], "prompt_mask": inputs["prompt_mask"][:, -prompt:]}
 
 
 def _scored_elsewhere(completions: Sequence[Any], **_: Any) -> list[float]:
