@@ -10,7 +10,7 @@ import dspy
 
 from assay.api import evaluate
 from assay.errors import ConfigError
-from assay.jobs import Job, RunConfig, load_rubric, open_job
+from assay.jobs import Job, RunConfig, home_of, load_rubric, open_job
 from assay.optimizers import Progress
 from assay.optimizers.weights.config import PolicyConfig
 from assay.optimizers.weights.engines import LlamaPolicy, PolicyEngine, TrainerPolicy
@@ -18,6 +18,7 @@ from assay.optimizers.weights.offline import Recorded, export_temperature
 from assay.optimizers.weights.online import Rollouts
 from assay.optimizers.weights.policy import PolicyReport, train_policy
 from assay.optimizers.weights.validation import MODES, Bench, compared
+from assay.optimizers.weights.work import rank
 from assay.rubrics import Rubric
 
 __all__ = ["Retained", "compare", "train", "train_offline"]
@@ -80,7 +81,9 @@ def train(
         AssayError: what was wrong, which rule, what to do.
         Cancelled: a signal came; call again with `resume=True`.
     """
-    shown = progress or Progress()
+    shown = (progress or Progress()) if not rank() else Progress()
+    if rank():  # processes that train together each write a store of their own
+        store = home_of(store) / f"rank-{rank()}" / "assay.db"
     settings = PolicyConfig(algorithm=algorithm, **{key: options.pop(key) for key in list(options) if key in _OURS and key != "algorithm"})
     parameters = {**options.pop("parameters", {}), "temperature": settings.temperature}
     common: dict[str, Any] = {

@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -271,3 +273,23 @@ def test_on_single_calls_the_trainer_is_stock_grpo(tiny_model: Path, tmp_path: P
     apart = max((value - theirs[name]).abs().max().item() for name, value in ours.model.named_parameters() if value.requires_grad)
     assert moved > 1e-3
     assert apart < 1e-5, f"{apart} apart after a move of {moved}"
+
+
+@pytest.mark.slow
+def test_two_processes_do_what_one_does(tiny_model: Path, tmp_path: Path) -> None:
+    script = str(Path(__file__).parent / "two_processes.py")
+    told = []
+    launch = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_addr", "127.0.0.1", "--master_port", "0", "--standalone"]
+    for number, words in ((1, []), (2, launch)):
+        out = tmp_path / f"{number}.json"
+        done = subprocess.run([sys.executable, *words, script, str(tiny_model), str(out)], capture_output=True, text=True, timeout=280, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        told.append(json.loads(out.read_text()))
+    one, two = told
+    assert [list(step) for step in one["advantages"]] == [list(step) for step in two["advantages"]]
+    for step, other in zip(one["advantages"], two["advantages"], strict=True):
+        for name, turns in step.items():
+            assert turns == pytest.approx(other[name], abs=1e-12)
+    apart = max(abs(a - b) for name in one["weights"] for a, b in zip(one["weights"][name], two["weights"][name], strict=True))
+    assert max(abs(value) for name, values in one["weights"].items() if "lora_B" in name for value in values) > 1e-3
+    assert apart < 1e-5

@@ -1,6 +1,8 @@
 """Training runs of a program under a small real model, through the trainer's own generation: two calls a rollout."""
 
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,24 @@ class TwoCalls(dspy.Module):
 def letters(task: Any, prediction: Any, rollout: Any) -> float:
     """How many of the first ten letters are one of ten: something that a step can change."""
     return min(1.0, sum(c in "aeiou 0123" for c in str(prediction["answer"])[:10]) / 10)
+
+
+PROGRAM = """
+import dspy
+
+
+class TwoCalls(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.draft, self.answer = dspy.Predict("question -> draft"), dspy.Predict("question, draft -> answer")
+
+    def forward(self, question):
+        return self.answer(question=question, draft=self.draft(question=question).draft)
+
+
+def letters(task, prediction, rollout):
+    return min(1.0, sum(c in "aeiou 0123" for c in str(prediction["answer"])[:10]) / 10)
+"""
 
 
 def source(model: str, config: PolicyConfig, check: Any = letters, store: Store | None = None) -> Rollouts:
@@ -133,3 +153,24 @@ def test_rewards_without_spread_teach_nothing_and_say_so(tiny_model: Path) -> No
 def test_too_few_tasks_are_refused(tiny_model: Path) -> None:
     with pytest.raises(DataError, match="4 tasks to train on, and a step takes 5"):
         run(tiny_model, "few", tasks=5, group=2)
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_program(tiny_model: Path) -> None:
+    Path("two.py").write_text(PROGRAM)
+    Path("letters.yaml").write_text('name: letters\ncriteria:\n  - {name: letters, weight: 1, check: "two.py:letters"}\n')
+    Path("tasks.jsonl").write_text("".join(json.dumps({"question": f"How much is {at} + 1?", "answer": str(at + 1)}) + "\n" for at in range(40)))
+    words = [
+        "train", "rloo", "two.py:TwoCalls", "--rubric", "letters.yaml", "--data", "tasks.jsonl", "--name", "both", "--model", str(tiny_model),
+        "--adapter", "lean", "--steps", "2", "--tasks", "2", "--group", "4", "--micro", "2", "--rank", "2", "--max-completion", "8",
+        "--evaluate-every", "1", "--held-out", "2", "--val-size", "2", "--test-size", "2", "--json",
+    ]  # fmt: skip
+    launch = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", "-m", "assay"]
+    done = subprocess.run([sys.executable, *launch, *words], capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(done.stdout)
+    assert report["steps"] == 2
+    assert report["rollouts"] == 8  # of the first process: half of them
+    assert set(report["curves"]["held_out_greedy"]) == {"0", "1", "2"}
+    assert Path(report["path"]).is_dir()
+    assert Path(".assay/rank-1/assay.db").exists()

@@ -1,5 +1,6 @@
 """`assay train`: weights from traces."""
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -172,6 +173,8 @@ def _policy(algorithm: str, values: dict[str, Any]) -> None:
         parameters = {name: _value(text) for name, text in settings.items()}
         report = train(program, algorithm=algorithm, sizes=sizes, parameters=parameters, progress=shown, **values)  # type: ignore[arg-type]
     data = report.to_dict()
+    if os.environ.get("RANK", "0") != "0":
+        return
     if as_json:
         print_json(data)
     else:
@@ -204,7 +207,6 @@ def _value(text: str) -> Any:
 
 def _launched(config: str) -> None:
     """The same command in the processes of an accelerate config."""
-    import os
     import subprocess
     import sys
 

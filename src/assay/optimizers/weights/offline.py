@@ -1,7 +1,6 @@
 """Rows for a policy gradient from an export of transitions: what other weights did, with the ratio to them."""
 
 import itertools
-import json
 import threading
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -185,7 +184,7 @@ def export_temperature(folder: str | Path) -> float:
     found = Counter[float]()
     with open(Path(folder) / "data.jsonl", "rb") as file:
         for line in file:
-            request = json.loads(orjson.loads(line)["input"])
+            request = stored_transition(orjson.loads(line)).request
             found[float(request.get("config", request.get("body", {})).get("temperature") or 1.0)] += 1
     if len(found) > 1:
         told = ", ".join(f"{count} at {value:g}" for value, count in sorted(found.items()))

@@ -23,7 +23,7 @@ from assay.optimizers.weights.online import Rollouts
 from assay.optimizers.weights.page import write_report
 from assay.optimizers.weights.rows import Tally
 from assay.optimizers.weights.validation import MODES, Bench, compared, look
-from assay.optimizers.weights.work import last_good, ready, restored, stoppable, working_folder
+from assay.optimizers.weights.work import last_good, rank, ready, restored, stoppable, wait_for_all, working_folder
 
 __all__ = ["PolicyReport", "train_policy"]
 
@@ -81,7 +81,7 @@ def train_policy(
     job = {**asdict(config), "name": name, "data": source.digest}
     with working_folder(name, job, resume=resume) as work:
         if source.engine is not None:
-            source.engine.work_in(work / "policy")
+            source.engine.work_in(work / f"policy-{rank()}")
         try:
             return _Training(source, name, config, retained, work, progress or Progress()).run(resume)
         finally:
@@ -137,6 +137,10 @@ class _Training:
 
     def _keep(self, trainer: Any, policy: Policy) -> PolicyReport:
         report, kept = self.report, self.work / "adapter"
+        wait_for_all()
+        if rank():
+            report.path = kept
+            return report
         trainer.accelerator.unwrap_model(trainer.model).save_pretrained(str(kept))
         if policy.embedded is None:
             report.path = kept
@@ -203,6 +207,8 @@ class _Training:
 
     def _look(self, trainer: Any, step: int) -> bool:
         """Held-out tasks under the weights as they are, and what was to be retained. False: too much of that is lost."""
+        from assay.optimizers.weights.trainer import over_ranks
+
         engine, bench = self.source.engine, self.source.bench
         if engine is None or (not self.config.evaluate_every and step == 0):
             return True
@@ -219,6 +225,8 @@ class _Training:
             if not math.isnan(found.mean):
                 told[f"retained_{other.name}"] = found.mean
                 self.kept_at.setdefault(other.name, found.mean)
+        told = over_ranks([told])[0]  # all processes decide by what the first one saw
+        self.kept_at = over_ranks([self.kept_at])[0]
         for name, value in told.items():
             self.watch.curves[name][step] = value
         self.shown.say(f"step {step}: " + ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in told.items()))
@@ -231,7 +239,9 @@ class _Training:
         seen = [told[f"held_out_{mode}"] for mode in MODES if f"held_out_{mode}" in told]
         if step and seen and (self.best is None or float(np.mean(seen)) >= self.best[0]):
             self.best = (float(np.mean(seen)), step)
-            trainer.accelerator.unwrap_model(trainer.model).save_pretrained(str(self.work / "best"))
+            if not rank():
+                trainer.accelerator.unwrap_model(trainer.model).save_pretrained(str(self.work / "best"))
+            wait_for_all()
         return True
 
     def _validate(self, trainer: Any) -> None:
@@ -257,6 +267,8 @@ class _Training:
             self._note(self.work / "checkpoints" / f"checkpoint-{trainer.state.global_step}")
 
     def _note(self, folder: Path) -> None:
+        if rank():
+            return
         told = {
             "curves": self.watch.curves, "alarms": self.watch.alarms, "memory": self.source.memory.to_json(), "best": self.best,
             "kept_at": self.kept_at, "tally": self.source.tally.to_dict(),

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shutil
 import signal
 import threading
@@ -18,9 +19,22 @@ from assay.models.adapters import Adapter, adapter_home, check_name, served_as
 from assay.models.embedded import server_url
 from assay.optimizers.weights.base import Policy
 
-__all__ = ["agreement", "check_free", "last_good", "ready", "restored", "stoppable", "working_folder"]
+__all__ = ["agreement", "check_free", "last_good", "rank", "ready", "restored", "stoppable", "wait_for_all", "working_folder"]
 
 _TOKENS = 32  # of the greedy texts that are compared between torch and llama.cpp
+
+
+def rank() -> int:
+    """The number of this process among those that train together; 0 for the first, and for one alone."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def wait_for_all() -> None:
+    """Returns when all processes that train together are here."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        from accelerate import PartialState
+
+        PartialState().wait_for_everyone()
 
 
 def check_free(name: str) -> None:
@@ -36,12 +50,17 @@ def working_folder(name: str, job: Mapping[str, Any], *, resume: bool) -> Iterat
     Raises:
         ConfigError: there is an adapter of this name, another process trains it, nothing to resume, or another job.
     """
-    check_free(name)
     work = adapter_home().parent / "training" / name
+    if rank():  # the first process holds it, and the others wait until it is ready
+        wait_for_all()
+        yield work
+        return
+    check_free(name)
     work.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(f"{work}.lock", timeout=0):
             _prepare(work, json.loads(json.dumps(job, default=str)), resume)
+            wait_for_all()
             yield work
     except Timeout:
         raise ConfigError(f"another process is training {name!r}; wait for it, or take another name") from None

@@ -1,0 +1,169 @@
+"""The whole road on the embedded model: rollouts through llama.cpp, an update, serving, an export trained on offline, DSPy's own finetuning."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import assay
+from assay.errors import ConfigError, DataError
+from assay.models import get_lm
+from assay.models.adapters import find_adapter
+from assay.models.lora import write_merged
+from assay.models.registry import find_model, spec
+from assay.optimizers.weights.base import load_policy, tokenizer_sha
+from assay.optimizers.weights.config import PolicyConfig
+from assay.optimizers.weights.offline import Recorded
+from assay.traces import Store
+from assay.training import train, train_offline
+
+DATA = "arithmetic:terms=2-2&digits=1-1&size=60"
+SMALL: dict[str, Any] = {"steps": 2, "tasks": 2, "group": 2, "micro": 2, "rank": 2, "max_completion": 24, "evaluate_every": 0, "adapter": "lean"}
+RUBRIC = """name: digits
+criteria:
+  - {name: digits, weight: 1, check: "rewarding.py:digits"}
+"""
+CHECK = '''
+def digits(task, prediction, rollout):
+    """Something that answers differ in, whatever they are worth."""
+    text = "".join(call.output for call in rollout.transitions)
+    return sum(map(ord, text)) % 101 / 100
+'''
+
+
+@pytest.fixture(scope="module")
+def trained(embedded: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A folder with a store and an adapter that two steps made."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Path("rewarding.py").write_text(CHECK)
+        Path("digits.yaml").write_text(RUBRIC)
+        report = train("math_qa", rubric="digits.yaml", data=DATA, name="two-steps", model=embedded, sizes={"test": 2, "val": 2}, **SMALL)
+    return folder, report
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_what_is_trained_on_is_what_was_sampled(trained: tuple[Path, Any], embedded: str) -> None:
+    import torch
+
+    folder, report = trained
+    assert report.name == f"{embedded}+two-steps"
+    assert report.steps == 2
+    assert report.tally.calls > 4
+    assert not [why for why in report.tally.left_out if "tokenised" in why]
+    with Store(folder / ".assay" / "assay.db") as store:
+        rollouts = [store.rollout(r.id) for r in store.rollouts(limit=None) if r.phase == "train"]
+    calls = [call for rollout in rollouts for call in rollout.transitions]
+    assert len(rollouts) == 8
+    assert not any(call.cached for call in calls)
+    adapters = {call.adapters for call in calls}
+    assert len(adapters) == 2  # one a step
+    policy = load_policy(embedded)  # the first step was made with LoRA's zeros, so by the base
+    first = [call for call in calls if call.adapters == min(calls, key=lambda one: one.started_at).adapters]
+    gaps = []
+    for call in first:
+        from assay.traces.dialects import chat_messages
+
+        prompt = policy.tokenizer.apply_chat_template(chat_messages(call.request), add_generation_prompt=True, tokenize=True, return_dict=False)
+        ids = torch.tensor([[*prompt, *call.token_ids]])
+        with torch.no_grad():
+            odds = policy.model(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        mine = [odds[at, token].item() for at, token in enumerate(call.token_ids)]
+        gaps += [abs(a - b) for a, b in zip(mine, call.logprobs, strict=True) if b > -8]
+    assert np.median(gaps) < 0.15  # llama.cpp rounds activations to 8 bits; tokens out of place would be whole nats apart
+    assert set(report.validation) == {"MathQA"} or set(report.validation) == {"math_qa"}
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_an_export_is_trained_on_with_the_ratio_to_what_made_it(
+    trained: tuple[Path, Any], embedded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = trained
+    monkeypatch.chdir(folder)
+    shutil.rmtree("rows", ignore_errors=True)
+    assay.export("transitions", "rows", allow_ungated=True, privacy="off")
+    manifest = json.loads(Path("rows/manifest.json").read_text())
+    assert list(manifest["tokenizers"]) == [spec(embedded).tokenizer_sha256]
+    small = {key: value for key, value in SMALL.items() if key not in ("adapter", "evaluate_every")}
+    report = train_offline("rows", name="offline", model=embedded, **small)
+    assert report.name == f"{embedded}+offline"
+    assert report.tally.calls > 0
+    off = next(note for note in report.notes if note.startswith("off policy by"))
+    assert abs(float(off.split()[3])) < 0.2
+    assert not any("far off policy" in note for note in report.notes)
+    again = Recorded("rows", PolicyConfig(algorithm="rloo", tasks=2, group=2, micro=2))
+    assert {len(turns) for turns in again.credit.advantages.values()} <= {1, 2, 3, 4}
+
+    manifest["tokenizers"] = {"0" * 64: 3}
+    Path("rows/manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match="tokens of another tokenizer"):
+        train_offline("rows", name="other", model=embedded, **small)
+    with pytest.raises(DataError, match="is an export for transitions"):
+        assay.optimizers.weights.read_sft("rows", min_quality=0.8, held_out=0.1, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_merged_weights_say_what_base_and_adapter_say(
+    trained: tuple[Path, Any], embedded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import gguf
+
+    monkeypatch.chdir(trained[0])
+    adapter = find_adapter("two-steps")
+    write_merged(find_model("smollm2-135m"), [adapter.gguf, adapter.gguf], tmp_path / "m.gguf")
+    base, merged, lora = (gguf.GGUFReader(str(path)) for path in (find_model("smollm2-135m"), tmp_path / "m.gguf", adapter.gguf))
+    name = "blk.3.attn_q.weight"
+    before, after = ({t.name: t for t in reader.tensors}[name] for reader in (base, merged))
+    parts = {t.name: t.data for t in lora.tensors}
+    delta = 2 * (2 * 2 / 2) * parts[f"{name}.lora_b"] @ parts[f"{name}.lora_a"]  # two adapters, alpha 4 of rank 2
+    want = gguf.quants.dequantize(before.data, before.tensor_type) + delta
+    have = gguf.quants.dequantize(after.data, after.tensor_type)
+    assert np.abs(want - have).max() <= np.abs(want).max() / 127
+    assert [t.name for t in base.tensors] == [t.name for t in merged.tensors]
+    assert get_lm(f"{embedded}+two-steps", temperature=0.0, max_tokens=8)("Say hi.")
+
+
+def test_a_model_in_training_does_not_judge_itself(embedded: str, tmp_path: Path) -> None:
+    Path("nice.yaml").write_text("name: nice\ncriteria:\n  - {name: nice, weight: 1, judge: 'Is it nice?'}\n")
+    for judge in ({}, {"judge_model": embedded}):
+        with pytest.raises(ConfigError, match="would learn to please itself"):
+            train("math_qa", rubric="nice.yaml", data=DATA, name="x", model=embedded, **judge, **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "grpo", "math_qa", "--name", "x"], "a program needs --rubric and --data"),
+        (
+            ["train", "grpo", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--tasks", "3"],
+            "micro=4 must divide the 12|must divide",
+        ),
+        (["train", "grpo", "math_qa", "--name", "../x", "--rubric", "math_qa", "--data", DATA], "cannot name an adapter"),
+        (["train", "rloo", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--retain", "extract"], "must be PROGRAM,RUBRIC,DATA"),
+        (["train", "sft", "rows", "--name", "x", "--program", "math_qa"], "belong together"),
+        (["improve", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--order", "dance"], "order names"),
+        (["improve", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--resume"], "no unfinished improvement 'x'"),
+    ],
+)
+def test_the_command_line_says_what_is_wrong(words: list[str], message: str, embedded: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "assay", *words], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode in (1, 2), done.stderr
+    assert re.search(message, " ".join(done.stderr.split())), done.stderr
+
+
+def test_the_tokenizer_of_the_embedded_model_is_the_one_that_is_told(embedded: str) -> None:
+    from transformers import AutoTokenizer
+
+    from assay.optimizers.weights.base import _unpacked
+
+    assert tokenizer_sha(AutoTokenizer.from_pretrained(str(_unpacked("smollm2-135m")))) == spec(embedded).tokenizer_sha256

@@ -1,0 +1,74 @@
+"""Run by `test_policy.py`, in one process and in two: three steps on rows that depend on the task alone. Writes weights and advantages."""
+
+import json
+import os
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+
+def main(model: str, out: str) -> None:
+    import torch
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import GRPOConfig
+
+    from assay.optimizers.weights.advantages import ValueMemory, assign_credit
+    from assay.optimizers.weights.config import PolicyConfig
+    from assay.optimizers.weights.rows import Row, Trajectory
+    from assay.optimizers.weights.trainer import Batch, TransitionTrainer, over_ranks
+
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    group, seen = 4, []
+
+    def collect(inputs: list[dict[str, Any]], trainer: Any) -> Batch:
+        first, mine = trainer.accelerator.process_index * len(inputs), []
+        for at, given in enumerate(inputs):
+            chosen = random.Random(f"{given['index']}:{(first + at) % group}:{trainer.state.global_step}")
+            turns = chosen.randint(1, 3)
+            rows = [
+                Row(
+                    turn=t,
+                    prompt_ids=[chosen.randint(3, 200) for _ in range(chosen.randint(4, 12))],
+                    completion_ids=(ids := [chosen.randint(3, 200) for _ in range(chosen.randint(2, 6))]),
+                    trained=[True] * len(ids),
+                )
+                for t in range(turns)
+            ]
+            mine.append(
+                Trajectory(
+                    group=str(given["index"]), rollout=f"{given['index']}:{first + at}", rewards=[chosen.random() for _ in range(turns)], rows=rows
+                )
+            )
+        every = over_ranks([one.without_rows() for one in mine])
+        credit = assign_credit(every, PolicyConfig(), ValueMemory())
+        seen.append(dict(sorted(credit.advantages.items())))
+        return Batch(credit.given_to(mine, Counter()), {"reward": sum(sum(one.rewards) for one in every) / len(every)})
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    arguments = GRPOConfig(
+        output_dir=f"{out}-work", per_device_train_batch_size=4 // world, gradient_accumulation_steps=2, steps_per_generation=2, num_generations=group,
+        max_steps=3, learning_rate=1e-2, report_to="none", use_cpu=True, save_strategy="no", disable_tqdm=True, seed=3, bf16=False,
+        lr_scheduler_type="constant", shuffle_dataset=False, beta=0.05, ddp_backend="gloo" if world > 1 else None,
+    )  # fmt: skip
+    trainer = TransitionTrainer(
+        model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), args=arguments, processing_class=AutoTokenizer.from_pretrained(model),
+        train_dataset=Dataset.from_list([{"prompt": "", "index": at} for at in range(6)]), collect=collect,
+        peft_config=LoraConfig(r=4, lora_alpha=8, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM"),
+    )  # fmt: skip
+    trainer.train()
+    if trainer.accelerator.is_main_process:
+        weights = {
+            name: value.flatten().tolist()
+            for name, value in trainer.accelerator.unwrap_model(trainer.model).named_parameters()
+            if value.requires_grad
+        }
+        Path(out).write_text(json.dumps({"weights": weights, "advantages": seen}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
