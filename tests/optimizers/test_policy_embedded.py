@@ -145,8 +145,8 @@ def test_a_model_in_training_does_not_judge_itself(embedded: str, tmp_path: Path
     [
         (["train", "grpo", "math_qa", "--name", "x"], "a program needs --rubric and --data"),
         (
-            ["train", "grpo", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--tasks", "3"],
-            "micro=4 must divide the 12|must divide",
+            ["train", "grpo", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--tasks", "3", "--group", "3"],
+            "micro=4 must divide the 9 rollouts",
         ),
         (["train", "grpo", "math_qa", "--name", "../x", "--rubric", "math_qa", "--data", DATA], "cannot name an adapter"),
         (["train", "rloo", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--retain", "extract"], "must be PROGRAM,RUBRIC,DATA"),
