@@ -96,7 +96,7 @@ def test_an_export_must_be_of_the_kind_and_as_it_was_written(tmp_path: Path) -> 
         ({"learning_rate": float("nan")}, "learning_rate=nan must be above 0"),
         ({"min_quality": 2}, "min_quality=2 must be between 0 and 1"),
         ({"held_out": 0.9}, "held_out=0.9 must be between"),
-        ({"max_length": 3}, "must be at least 16 tokens"),
+        ({"max_length": 3}, "must be at least 16"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
