@@ -167,3 +167,25 @@ def test_the_tokenizer_of_the_embedded_model_is_the_one_that_is_told(embedded: s
     from assay.optimizers.weights.base import _unpacked
 
     assert tokenizer_sha(AutoTokenizer.from_pretrained(str(_unpacked("smollm2-135m")))) == spec(embedded).tokenizer_sha256
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_dspys_own_finetuning_comes_back_as_a_model_with_the_adapter(embedded: str) -> None:
+    from dspy.clients.utils_finetune import TrainDataFormat
+
+    from assay.optimizers.weights import TRLProvider
+
+    seen: list[Any] = []
+    lm = get_lm(embedded, temperature=0.0, max_tokens=8, observers=[seen.append])
+    lm.provider = TRLProvider()
+    said = [{"messages": [{"role": "user", "content": "What do you say?"}, {"role": "assistant", "content": "Fish."}]}] * 8
+    job = lm.finetune(said, TrainDataFormat.CHAT, {"name": "fish", "epochs": 4, "batch": 4, "rank": 4, "learning_rate": 2e-3})
+    tuned = job.result(timeout=300)
+    assert not isinstance(tuned, Exception), tuned
+    assert tuned.model == f"{embedded}+fish"
+    assert (tuned.kwargs["max_tokens"], tuned.provider.finetunable) == (8, True)
+    assert "Fish" in tuned("What do you say?")[0]
+    assert [call.adapters for call in seen] == [(find_adapter("fish").sha256,)]
+    refused = lm.finetune(said, TrainDataFormat.CHAT, {"epoch": 1}).result(timeout=60)
+    assert "there are the fields of SFTConfig" in str(refused)

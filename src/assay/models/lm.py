@@ -208,7 +208,14 @@ class LanguageModel(dspy.LM):  # type: ignore[misc]
         return engine
 
     def copy(self, **kwargs: Any) -> "LanguageModel":
-        """With other settings; a temperature is left out where the model refuses one."""
+        """With other settings; a temperature is left out where the model refuses one. Another embedded model comes with its own engine, over
+        the same cache, meter and observers."""
+        name = kwargs.pop("model", self.model)
+        if name != self.model:
+            engine, generation = self.recording, {key: self.kwargs[key] for key in ("temperature", "max_tokens", "seed") if key in self.kwargs}
+            other = get_lm(name, cache=engine.cache, meter=engine.meter, observers=engine.observers, **{**generation, **kwargs})
+            other.provider = self.provider
+            return other
         if _REASONS in self.kwargs:
             kwargs.pop("temperature", None)
         copied: LanguageModel = super().copy(**kwargs)

@@ -1,0 +1,56 @@
+"""The same training for DSPy's own `BootstrapFinetune` and `BetterTogether`: `lm.provider = TRLProvider()`."""
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dspy.clients.provider import Provider, TrainingJob
+
+from assay.errors import ConfigError
+from assay.optimizers.weights.config import SFTConfig
+from assay.optimizers.weights.sft import train_sft
+
+__all__ = ["TRLProvider"]
+
+
+class TRLProvider(Provider):  # type: ignore[misc]
+    """Fine-tunes embedded models with TRL; what comes back is a language model with the adapter.
+
+    `train_kwargs` are fields of `SFTConfig`, and `name` for the adapter (by default one made of the data).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.finetunable = True
+
+    @staticmethod
+    def is_provider_model(model: str) -> bool:
+        return model.startswith("embedded/")
+
+    @staticmethod
+    def finetune(
+        job: TrainingJob, model: str, train_data: Sequence[Mapping[str, Any]], train_data_format: Any, train_kwargs: Mapping[str, Any] | None = None
+    ) -> str:
+        """The name of the model with the adapter that was trained on chat messages.
+
+        Raises:
+            ConfigError: the data is not in the chat format, or an unknown setting.
+        """
+        kind = getattr(train_data_format, "value", train_data_format)
+        if kind != "chat":
+            raise ConfigError(f"train_data_format={kind!r} must be 'chat': dspy.ChatAdapter makes it")
+        text = "".join(json.dumps(dict(row), ensure_ascii=False, default=str) + "\n" for row in train_data)
+        settings = {"model": model, **(train_kwargs or {})}
+        name = str(settings.pop("name", f"dspy-{hashlib.sha256(f'{settings}{text}'.encode()).hexdigest()[:12]}"))
+        try:
+            config = SFTConfig(**settings)
+        except TypeError as error:
+            raise ConfigError(f"train_kwargs: {error}; there are the fields of SFTConfig, and name") from error
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "rows.jsonl"
+            path.write_text(text, encoding="utf-8")
+            report = train_sft(path, name, config)
+        return report.name or str(report.path)
