@@ -1,295 +1,167 @@
-"""The policy gradient: rows, credit, guards, and that the trainer is TRL's."""
+"""The policy trainer: its rules, its gradient, what it keeps, and agents that break."""
 
-import json
 import math
-import subprocess
-import sys
-from collections import Counter
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from assay.errors import ConfigError
-from assay.optimizers.weights.advantages import ValueMemory, assign_credit
-from assay.optimizers.weights.config import ALGORITHMS, PolicyConfig
-from assay.optimizers.weights.guards import Watch
-from assay.optimizers.weights.rows import Row, Trajectory, trained_tokens, trajectory_of
-from assay.traces import Rollout, Transition
-
-
-def trajectory(name: str, group: str, *rewards: float) -> Trajectory:
-    features = [{"turn": float(turn), "tools": float(turn)} for turn in range(len(rewards))]
-    rows = [Row(turn=turn, prompt_ids=[1], completion_ids=[2], trained=[True]) for turn in range(len(rewards))]
-    return Trajectory(group=group, rollout=name, rewards=list(rewards), features=features, rows=rows)
-
-
-# -- credit
-
-
-def test_grpo_on_single_calls_is_the_formula_of_trl() -> None:
-    batch = [trajectory(f"r{at}", f"g{at // 4}", reward) for at, reward in enumerate([0, 1, 1, 0.5, 0.2, 0.2, 0.2, 0.9])]
-    found = assign_credit(batch, PolicyConfig(), ValueMemory()).advantages
-    first = [0, 1, 1, 0.5]
-    mean, deviation = 0.625, math.sqrt(sum((r - 0.625) ** 2 for r in first) / 3)  # of the sample, as torch.std
-    assert [found[f"r{at}"][0] for at in range(4)] == pytest.approx([(r - mean) / (deviation + 1e-4) for r in first])
-
 
-def test_rloo_takes_the_others_mean_unscaled() -> None:
-    batch = [trajectory(f"r{at}", "g", reward) for at, reward in enumerate([0.0, 1.0, 0.5])]
-    found = assign_credit(batch, PolicyConfig(algorithm="rloo"), ValueMemory()).advantages
-    assert [found[f"r{at}"][0] for at in range(3)] == pytest.approx([-0.75, 0.75, 0.0])
-
-
-def test_reinforce_takes_the_batch() -> None:
-    batch = [trajectory("a", "g", 0.0), trajectory("b", "g", 0.0), trajectory("c", "h", 1.0), trajectory("d", "h", 1.0)]
-    found = assign_credit(batch, PolicyConfig(algorithm="reinforce++"), ValueMemory())
-    deviation = math.sqrt(1 / 3)
-    assert found.advantages["a"] == pytest.approx([-0.5 / (deviation + 1e-4)])
-    assert found.advantages["d"] == pytest.approx([0.5 / (deviation + 1e-4)])
-    assert found.flat == 0  # though neither group has spread of its own
-    assert assign_credit(batch, PolicyConfig(), ValueMemory()).flat == 2
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_identical_rollouts_push_nowhere(algorithm: str) -> None:
-    batch = [trajectory(f"r{at}", "g", 0.15, 0.15, 1.0) for at in range(4)]
-    credit = assign_credit(batch, PolicyConfig(algorithm=algorithm), ValueMemory())
-    if algorithm == "ppo":  # a value tells turns apart, and every rollout has the same advantage at the same turn
-        assert len({tuple(turns) for turns in credit.advantages.values()}) == 1
-    else:
-        assert credit.advantages == {}
-        left = Counter[str]()
-        assert credit.given_to(batch, left) == []
-        assert left["rollouts of groups without spread"] == 4
-
-
-def test_a_ppo_value_is_fitted_on_other_groups_and_remembers() -> None:
-    memory, config = ValueMemory(), PolicyConfig(algorithm="ppo")
-    for at in range(4):
-        assign_credit([trajectory(f"{at}{n}", f"g{n // 2}", 0.1, 0.0, n % 2) for n in range(4)], config, memory)
-    again = ValueMemory()
-    again.take(json.loads(json.dumps(memory.to_json())))
-    batch = [trajectory(f"x{n}", f"h{n // 2}", 0.1, 0.0, n % 2) for n in range(4)]
-    one, other = assign_credit(batch, config, memory).advantages, assign_credit(batch, config, again).advantages
-    assert one == other
-    assert one["x1"][2] > 0 > one["x0"][2]
-
-
-@given(st.lists(st.lists(st.floats(-1, 1), min_size=1, max_size=5), min_size=2, max_size=8), st.sampled_from(ALGORITHMS))
-def test_advantages_are_finite_and_one_a_call(rewards: list[list[float]], algorithm: str) -> None:
-    batch = [trajectory(f"r{at}", f"g{at % 2}", *turns) for at, turns in enumerate(rewards)]
-    for one in batch:
-        turns = assign_credit(batch, PolicyConfig(algorithm=algorithm), ValueMemory()).advantages.get(one.rollout)
-        assert turns is None or (len(turns) == len(one.rewards) and all(map(math.isfinite, turns)))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"algorithm": "dpo"}, "algorithm='dpo' must be one of grpo"),
-        ({"group": 1}, "group=1 must be at least 2"),
-        ({"micro": 3}, "micro=3 must divide the 16 rollouts"),
-        ({"algorithm": "ppo", "returns": "episode"}, "would have no effect: ppo"),
-        ({"gae_lambda": 0.5}, "would have no effect on grpo"),
-        ({"step_weight": 0, "outcome_weight": 0}, "nothing would be rewarded"),
-        ({"learning_rate": math.nan}, "learning_rate=nan must be above 0"),
-        ({"temperature": 0.0}, "temperature=0.0 must be between 0.1 and 2"),
-        ({"vllm": "yes"}, "vllm='yes' must be one of"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        PolicyConfig(**settings)
-
-
-# -- rows
-
-
-class Letters:
-    """A tokenizer of characters."""
-
-    def apply_chat_template(self, messages: Any, **_: Any) -> list[int]:
-        return [ord(c) for message in messages for c in f"{message['role']}:{message['content']}\n"]
-
-    def decode(self, ids: list[int]) -> str:
-        return "".join("" if one == 0 else chr(one) for one in ids)
-
-
-def transition(output: str, *, schema: dict[str, Any] | None = None, **more: Any) -> Transition:
-    request: dict[str, Any] = {"messages": [{"role": "user", "parts": [{"type": "text", "text": "2+2?"}]}], "config": {}}
-    if schema is not None:
-        request["config"]["response_format"] = {"type": "json_schema", "json_schema": {"name": "outputs", "schema": schema}}
-    ids = (*map(ord, output), 0)
-    told = {"t": 0, "model": "m", "request": request, "output": output, "token_ids": ids, "logprobs": tuple(-0.1 for _ in ids)}
-    return Transition(**{**told, "constrained": schema is not None, **more})
-
-
-def chosen(call: Transition) -> str:
-    pieces = [Letters().decode([one]) for one in call.token_ids or ()]
-    return "".join(piece if mine else "·" for piece, mine in zip(pieces, trained_tokens(call, pieces), strict=True))
-
-
-def test_what_a_grammar_of_lines_forces_is_not_trained() -> None:
-    schema = {"x-assay-lines": True, "properties": {"thought": {}, "action": {}}}
-    assert chosen(transition("thought: add them\naction: calculator", schema=schema)) == "·········add them\n········calculator"
-
-
-def test_what_a_json_grammar_forces_is_not_trained() -> None:
-    schema = {"properties": {"expression": {}, "n": {}}}
-    assert chosen(transition('{"expression": "2 + 2", "n": 12}', schema=schema)) == '················2 + 2"·······12··'[:33]
-
-
-def test_a_token_that_the_model_held_for_impossible_was_the_grammars() -> None:
-    schema = {"x-assay-lines": True, "properties": {"action": {}}}
-    odds = [-0.1] * 8 + [-15.0] + [-0.1] * 3
-    assert chosen(transition("action: abc", schema=schema, logprobs=tuple(odds))) == "········" + "·bc"
-
-
-def test_rows_hold_the_sampled_tokens_and_count_what_cannot_be_trained_on() -> None:
-    calls = [
-        transition("4"), transition("4", cached=True), transition("", error="ServerError"), transition("4", token_ids=None),
-        transition("4", prompt_tokens=3), transition("4" * 90), transition("4", logprobs=(math.nan, 0.0)), transition("4", model="judge"),
-    ]  # fmt: skip
-    for at, call in enumerate(calls):
-        call.t = at
-    rollout, left = Rollout(id="r", group_id="g", score=1.0, transitions=calls), Counter[str]()
-    found = trajectory_of(rollout, Letters(), ours=lambda call: call.model == "m", max_length=64, behaviour=True, left=left)
-    assert [(row.turn, row.completion_ids, row.logprobs) for row in found.rows] == [(0, [52, 0], [-0.1, -0.1])]
-    assert found.rewards == [0.0] * 7 + [1.0]
-    assert sum(left.values()) == 7
-    assert len(left) == 7
-    assert trajectory_of(rollout, Letters(), max_length=64, behaviour=False).rows[0].logprobs is None
-
-
-# -- guards
-
-
-def seen(**curves: list[float]) -> Watch:
-    watch = Watch()
-    for step in range(max(map(len, curves.values()))):
-        watch.see(step, {name: values[step] for name, values in curves.items() if step < len(values)})
-    return watch
-
-
-def test_alarms_name_the_cure_once() -> None:
-    watch = seen(entropy=[1.0, 1.0, 1.0, 0.1, 0.1, 0.1, 0.1], flat_groups=[1.0] * 7, score=[0.9] * 7, kl=[0.9] * 7)
-    assert set(watch.alarms) == {"entropy", "flat", "kl"}
-    assert "Raise --beta" in watch.alarms["entropy"]
-    assert "harder tasks" in watch.alarms["flat"]
-    assert watch.see(8, {"entropy": 0.1}) == []
-    assert not seen(entropy=[1.0, 0.9, 0.8, 0.7, 0.6], flat_groups=[0.5] * 5, score=[0.3] * 5, kl=[0.01] * 5).alarms
-
-
-def test_a_gamed_rubric_is_told_by_the_one_that_only_watches() -> None:
-    up, down = [0.1 * at for at in range(12)], [1.0 - 0.05 * at for at in range(12)]
-    assert "being gamed" in seen(score=up, watched=down).alarms["hacking"]
-    assert not seen(score=up, watched=up).alarms
-    assert not seen(score=[0.5] * 12, watched=down).alarms
-
-
-def test_convergence_is_no_difference_and_little_noise() -> None:
-    flat = [0.8, 0.82, 0.79, 0.81, 0.8, 0.8, 0.81, 0.79, 0.8, 0.82]
-    assert seen(reward=flat).converged is None
-    assert seen(reward=flat + flat).converged is True
-    assert seen(reward=[0.1 * at for at in range(20)]).converged is False
-    assert seen(reward=[0.0, 1.0] * 10).converged is False  # no difference, but too noisy to tell
-
-
-# -- the trainer
-
-
-def arguments(folder: Path, **more: Any) -> Any:
-    from trl import GRPOConfig
-
-    told: dict[str, Any] = {
-        "output_dir": str(folder), "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "steps_per_generation": 2,
-        "num_generations": 4, "max_completion_length": 8, "max_steps": 3, "learning_rate": 1e-2, "report_to": "none", "use_cpu": True,
-        "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True, "seed": 3, "lr_scheduler_type": "constant", "loss_type": "dapo",
-        "scale_rewards": "group", "bf16": False,
-    }  # fmt: skip
-    return GRPOConfig(**{**told, **more})
-
-
-def spread(completions: list[Any], completion_ids: list[list[int]], **_: Any) -> list[float]:
-    """A reward that no two completions share."""
-    return [(sum(at * token for at, token in enumerate(ids, 1)) % 997) / 997 for ids in completion_ids]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("more", [{}, {"beta": 0.1}, {"loss_type": "cispo"}, {"num_iterations": 2}], ids=["plain", "kl", "cispo", "twice"])
-def test_on_single_calls_the_trainer_is_stock_grpo(tiny_model: Path, tmp_path: Path, more: dict[str, Any]) -> None:
-    import torch
-    from datasets import Dataset
-    from peft import LoraConfig
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from trl import GRPOTrainer
-
-    from assay.optimizers.weights.trainer import Batch, TransitionTrainer
-
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    rows = Dataset.from_list([{"prompt": [{"role": "user", "content": f"How much is {at} + 1?"}], "index": at} for at in range(8)])
-    lora = LoraConfig(r=4, lora_alpha=8, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
-    made: list[list[tuple[list[int], list[int], float]]] = []
-
-    class Stock(GRPOTrainer):  # type: ignore[misc]
-        def _generate_and_score_completions(self, inputs: Any) -> Any:
-            out = super()._generate_and_score_completions(inputs)
-            ids = [
-                [tokens[mask.bool()].tolist() for tokens, mask in zip(out[f"{part}_ids"], out[f"{part}_mask"], strict=True)]
-                for part in ("prompt", "completion")
-            ]
-            made.append(list(zip(*ids, spread([], ids[1]), strict=True)))
-            return out
-
-    def model() -> Any:
-        torch.manual_seed(0)
-        return AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-
-    stock = Stock(
-        model=model(), args=arguments(tmp_path / "a", **more), train_dataset=rows, processing_class=tokenizer, peft_config=lora, reward_funcs=spread
-    )
-    stock.train()
-    replay = iter(made)
-
-    def collect(inputs: list[dict[str, Any]], trainer: Any) -> Batch:
-        batch = [
-            Trajectory(
-                group=str(at // 4), rollout=str(at), rewards=[reward], rows=[Row(turn=0, prompt_ids=p, completion_ids=c, trained=[True] * len(c))]
-            )
-            for at, (p, c, reward) in enumerate(next(replay))
-        ]
-        return Batch(assign_credit(batch, PolicyConfig(), ValueMemory()).given_to(batch, Counter()))
-
-    ours = TransitionTrainer(
-        model=model(), args=arguments(tmp_path / "b", **more), train_dataset=rows, processing_class=tokenizer, peft_config=lora, collect=collect
-    )
-    start = {name: value.clone() for name, value in ours.model.named_parameters() if value.requires_grad}
-    ours.train()
-    theirs = dict(stock.model.named_parameters())
-    moved = max((value - start[name]).abs().max().item() for name, value in ours.model.named_parameters() if value.requires_grad)
-    apart = max((value - theirs[name]).abs().max().item() for name, value in ours.model.named_parameters() if value.requires_grad)
-    assert moved > 1e-3
-    assert apart < 1e-5, f"{apart} apart after a move of {moved}"
-
-
-@pytest.mark.slow
-def test_two_processes_do_what_one_does(tiny_model: Path, tmp_path: Path) -> None:
-    script = str(Path(__file__).parent / "two_processes.py")
-    told = []
-    launch = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_addr", "127.0.0.1", "--master_port", "0", "--standalone"]
-    for number, words in ((1, []), (2, launch)):
-        out = tmp_path / f"{number}.json"
-        done = subprocess.run([sys.executable, *words, script, str(tiny_model), str(out)], capture_output=True, text=True, timeout=280, check=False)
-        assert done.returncode == 0, done.stderr[-2000:]
-        told.append(json.loads(out.read_text()))
-    one, two = told
-    assert [list(step) for step in one["advantages"]] == [list(step) for step in two["advantages"]]
-    for step, other in zip(one["advantages"], two["advantages"], strict=True):
-        for name, turns in step.items():
-            assert turns == pytest.approx(other[name], abs=1e-12)
-    apart = max(abs(a - b) for name in one["weights"] for a, b in zip(one["weights"][name], two["weights"][name], strict=True))
-    assert max(abs(value) for name, values in one["weights"].items() if "lora_B" in name for value in values) > 1e-3
-    assert apart < 1e-5
+from assay.errors import ConfigError, ModelError, ParameterError
+from assay.optimizers.metrics import METRICS
+from assay.optimizers.parameters import RLTrainer, SearchConfig, Space, open_study, search
+from assay.optimizers.parameters.arena import AgentArena
+from assay.optimizers.parameters.network import NumpyPolicy, TorchPolicy, state_of
+from assay.programs import RANGES, AgentParameters
+from assay.testing import SyntheticAgent
+
+
+def pushed(**metrics: float) -> dict[str, float]:
+    """What the untrained network says where one metric is low."""
+    given = [metrics.get(name, 1.0) for name in METRICS]
+    return dict(zip(RANGES, NumpyPolicy().mean(state_of(given, [0.5] * 5)).round(6).tolist(), strict=True))
+
+
+def test_it_begins_with_the_rules() -> None:
+    assert {name for name, step in pushed(accuracy=0.2).items() if step > 0} == {"context_length", "max_steps"}
+    assert {name for name, step in pushed(efficiency=0.2).items() if step < 0} == {"max_steps", "tool_usage_threshold"}
+    coherence = pushed(coherence=0.2)
+    assert coherence["reasoning_depth"] > 0
+    assert coherence["temperature"] != 0
+    assert {name for name, step in pushed(adaptability=0.2).items() if step > 0} == {"temperature", "reasoning_depth"}
+    assert set(pushed().values()) == {0.0}
+    assert set(NumpyPolicy().mean(state_of([None] * 5, [0.1] * 5)).tolist()) == {0.0}  # unmeasured is no deficit
+
+
+@pytest.mark.parametrize("advantage", [1.5, -0.7])
+def test_the_gradient_is_torchs(advantage: float) -> None:
+    rng = np.random.default_rng(1)
+    ours, theirs = NumpyPolicy(seed=3), TorchPolicy(seed=3)
+    for policy in (ours, theirs):
+        policy.out = np.random.default_rng(2).normal(size=policy.out.shape)
+        policy.log_sigma = np.log(np.array([0.1, 0.2, 0.03, 0.3, 0.4]))  # two are at the edges
+    for _ in range(3):
+        state, action = rng.random(10), rng.normal(size=5) * 0.2
+        ours.update(state, action, advantage, 0.1)
+        theirs.update(state, action, advantage, 0.1)
+    for name in ("rules", "hidden", "bias", "out", "log_sigma"):
+        assert getattr(ours, name) == pytest.approx(getattr(theirs, name), abs=1e-12), name
+
+
+def test_an_update_makes_what_was_good_likelier() -> None:
+    policy, state, action = NumpyPolicy(), state_of([0.5] * 5, [0.5] * 5), np.full(5, 0.2)
+    before = policy.mean(state)
+    policy.update(state, action, 1.0, 0.05)
+    assert (abs(policy.mean(state) - action) < abs(before - action)).all()
+
+
+def test_training_finds_better_parameters_and_tells_its_story() -> None:
+    agent = SyntheticAgent("ackley", tasks=60)
+    trainer = RLTrainer(agent, agent.right, agent)
+    assert trainer.get_best_parameters() == AgentParameters().model_dump()
+    outcome = trainer.train(episodes=40)
+    history = trainer.training_history
+    assert agent.success(trainer.get_best_parameters()) > agent.success(AgentParameters().model_dump()) + 0.1
+    assert set(history[0]) == {"number", "metrics", "parameters", "adjustments", "overall", "improvement", "kept", "meaning"}
+    assert history[0]["meaning"] == "where it begins"
+    for episode in history[1:]:
+        words = "better" if episode["improvement"] > 0.01 else "about the same" if episode["improvement"] >= -0.01 else "worse"
+        assert episode["meaning"].startswith(words)
+        AgentParameters.of(episode["parameters"])
+    assert len(outcome.confirmed) == 4
+    assert outcome.confirmed[0]["parameters"] == AgentParameters().model_dump()
+    again = RLTrainer(SyntheticAgent("ackley", tasks=60), agent.right, agent).train(episodes=40)
+    assert again.best == outcome.best  # the same seed
+
+
+def test_a_policy_that_is_not_updated_stays_as_it_is() -> None:
+    agent = SyntheticAgent()
+    trainer = RLTrainer(agent, agent.right, agent.tasks)
+    before = trainer.policy.rules.copy()
+    trainer.train(episodes=5, tasks_per_episode=10, update_policy=False)
+    assert (trainer.policy.rules == before).all()
+    assert agent.executed == 5 * 10 + 4 * 15
+
+
+def test_it_stops_when_nothing_gets_better() -> None:
+    agent = SyntheticAgent(tasks=10)
+    trainer = RLTrainer(agent, lambda task, output: {"accuracy": 0.5}, agent)
+    outcome = trainer.train(episodes=100)
+    assert outcome.converged
+    assert len(outcome.history) < 30
+    assert any("converged" in note for note in outcome.notes)
+    assert any("nothing was better on held-out tasks" in note for note in outcome.notes)
+
+
+def test_what_can_go_wrong() -> None:
+    agent = SyntheticAgent(tasks=10)
+    with pytest.raises(ModelError, match="accuracy was measured on none"):
+        RLTrainer(agent, lambda task, output: {"accuracy": math.nan}, agent).train(episodes=2)
+    with pytest.raises(ConfigError, match="at least two tasks"):
+        RLTrainer(agent, agent.right, ["one"])
+    with pytest.raises(ConfigError, match="held_out"):
+        RLTrainer(agent, agent.right, agent, held_out=1.0)
+    with pytest.raises(ConfigError, match="at least 1"):
+        RLTrainer(agent, agent.right, agent).train(episodes=0)
+    with pytest.raises(ParameterError, match="between"):
+        RLTrainer(agent, agent.right, agent, ranges={"temperature": (0, 5)})
+    with pytest.raises(ParameterError, match="between"):
+        RLTrainer(agent, agent.right, agent, initial={"temperature": 7})
+    with pytest.raises(ConfigError, match="must be one of ackley"):
+        SyntheticAgent("himmelblau")
+
+
+def test_ranges_hold_and_what_is_not_searched_stays() -> None:
+    seen: list[dict[str, Any]] = []
+
+    class Watched(SyntheticAgent):
+        def set_parameters(self, parameters: Mapping[str, Any]) -> None:
+            seen.append(dict(parameters))
+            super().set_parameters(parameters)
+
+    agent = Watched(tasks=10)
+    RLTrainer(agent, agent.right, agent, ranges={"temperature": (0.3, 0.9)}, initial={"max_steps": 3}).train(episodes=8)
+    assert all(0.3 <= parameters["temperature"] <= 0.9 and parameters["max_steps"] == 3 for parameters in seen)
+    assert len({parameters["temperature"] for parameters in seen}) > 3
+
+
+@pytest.mark.parametrize("function", ["ackley", "rosenbrock", "hartmann"])
+def test_synthetic_agents_have_the_optimum_they_claim(function: str) -> None:
+    agent = SyntheticAgent(function)
+    rng = np.random.default_rng(0)
+    space = Space(programs=["a"], acting={"a": list(RANGES)})
+    drawn = [agent.success({name: space.at(name, place) for name, place in zip(RANGES, row, strict=True)}) for row in rng.random((3000, 5))]
+    assert 0.15 < np.median(drawn) < 0.4
+    assert max(drawn) <= agent.best
+    assert 0.0005 < np.mean(np.array(drawn) >= 0.95 * agent.best) < 0.03
+    settings = SearchConfig(trials=20)
+    found = search(AgentArena(agent, agent.right), agent.tasks, space, settings, open_study("s", None, space, settings))
+    assert agent.success(found.best.point.parameters) > np.median(drawn)
+
+
+def test_an_episode_that_could_not_be_scored_counts_for_nothing() -> None:
+    agent, calls = SyntheticAgent(tasks=10), iter(range(100_000))
+
+    def sometimes(task: Any, output: Any) -> dict[str, float]:
+        return {} if next(calls) // 7 % 3 == 1 else {"accuracy": float(output)}
+
+    trainer = RLTrainer(agent, sometimes, agent)
+    trainer.train(episodes=9)
+    lost = [episode for episode in trainer.training_history if episode["overall"] is None]
+    assert len(lost) == 3
+    assert all(episode["improvement"] is None and not episode["kept"] for episode in lost)
+
+
+def test_it_begins_within_the_range_it_was_given() -> None:
+    agent = SyntheticAgent(tasks=10)
+    trainer = RLTrainer(agent, agent.right, agent, ranges={"max_steps": (1, 5)})
+    trainer.train(episodes=4)
+    assert all(episode["parameters"]["max_steps"] <= 5 for episode in trainer.training_history)
+
+
+def test_a_deviation_comes_back_from_its_bounds() -> None:
+    policy, state = NumpyPolicy(), state_of([0.5] * 5, [0.5] * 5)
+    policy.log_sigma = np.log(np.full(5, 0.4))
+    for _ in range(50):
+        policy.update(state, policy.mean(state), 1.0, 0.1)  # what lies at the mean is good: stray less
+    assert (policy.sigma < 0.3).all()

@@ -1,4 +1,4 @@
-"""Run by `test_policy.py`, in one process and in two: three steps on rows that depend on the task alone. Writes weights and advantages."""
+"""Run by `test_policy_gradient.py`, in one process and in two: three steps on rows that depend on the task alone. Writes weights and advantages."""
 
 import json
 import os
