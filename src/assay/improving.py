@@ -217,3 +217,4 @@ class _Improvement:
                 f"# {self.name}\n\nModel `{report.model}`.\n\n" + "\n".join(lines) + f"\n\nSealed test, paired: {(report.test or {}).get('gain')}\n"
             )
             report.artifact = keep_artifact(job, job.student, place, {"steps": report.steps, "test": report.test}, text)
+        report.program = str(report.artifact)  # what it was on the way goes with its folder

@@ -12,6 +12,7 @@ __all__ = [
     "Console",
     "executor_option",
     "json_option",
+    "json_or_text",
     "keep",
     "pairs",
     "print_json",
@@ -82,14 +83,17 @@ def executor_option() -> Decorator:
 
 def run_config(values: dict[str, Any]) -> dict[str, Any]:
     """Flags as the fields of `RunConfig`."""
-    parameters: dict[str, Any] = {}
-    for name, value in pairs(values.pop("settings"), "--set").items():
-        try:
-            parameters[name] = json.loads(value)
-        except json.JSONDecodeError:
-            parameters[name] = value
+    parameters = {name: json_or_text(text) for name, text in pairs(values.pop("settings"), "--set").items()}
     rename, cache = pairs(values.pop("rename"), "--rename"), not values.pop("no_cache")
     return {**values, "parameters": parameters, "rename": rename, "cache": cache}
+
+
+def json_or_text(text: str) -> Any:
+    """A flag's value: what it says as JSON, or the text itself."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
 
 
 def json_option(help_text: str = "One JSON object on standard output, nothing else.") -> Decorator:

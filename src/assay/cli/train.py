@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import Console, json_option, keep, pairs, print_json, with_options
+from assay.cli.shared import Console, json_option, json_or_text, keep, pairs, print_json, with_options
 
 __all__ = ["command"]
 
@@ -166,11 +166,13 @@ def _policy(algorithm: str, values: dict[str, Any]) -> None:
     shown, settings = Console(), pairs(values.pop("settings"), "--set")
     values = {key: value for key, value in values.items() if value is not None}
     if is_export(program):
+        if settings or sizes:
+            raise click.UsageError("--set and the sizes of splits would have no effect: an export brings its tasks")
         report = train_offline(program, algorithm=algorithm, progress=shown, **_offline(values))  # type: ignore[arg-type]
     else:
         if missing := [f"--{name}" for name in ("rubric", "data") if name not in values]:
             raise click.UsageError(f"a program needs {' and '.join(missing)}")
-        parameters = {name: _value(text) for name, text in settings.items()}
+        parameters = {name: json_or_text(text) for name, text in settings.items()}
         report = train(program, algorithm=algorithm, sizes=sizes, parameters=parameters, progress=shown, **values)  # type: ignore[arg-type]
     data = report.to_dict()
     if os.environ.get("RANK", "0") != "0":
@@ -194,15 +196,6 @@ def _offline(values: dict[str, Any]) -> dict[str, Any]:
     if "temperature" not in given:
         kept.pop("temperature")
     return kept
-
-
-def _value(text: str) -> Any:
-    import json
-
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
 
 
 def _launched(config: str) -> None:

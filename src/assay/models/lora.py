@@ -135,6 +135,7 @@ class _Base:
         scratch.replace(out)
 
 
+@functools.lru_cache(maxsize=4)
 def _shape(base: Path) -> tuple[str, int, dict[str, int]]:
     """Architecture, layers and heads of a GGUF model."""
     import gguf

@@ -159,7 +159,7 @@ class LlamaPolicy(PolicyEngine):
     def sync(self, trainer: Any) -> None:
         trainer.accelerator.unwrap_model(trainer.model).save_pretrained(str(self.folder / "peft"))
         out = self.folder / f"{next(self._numbers)}.gguf"
-        write_gguf(self.folder / "peft", self.backend.path, out)
+        write_gguf(self.folder / "peft", self.backend.base, out)
         self.backend.swap(out, self.folder)
         if self._served is not None:
             self._served.unlink(missing_ok=True)
