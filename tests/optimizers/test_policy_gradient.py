@@ -121,7 +121,7 @@ class Letters:
 def transition(output: str, *, schema: dict[str, Any] | None = None, **more: Any) -> Transition:
     request: dict[str, Any] = {"messages": [{"role": "user", "parts": [{"type": "text", "text": "2+2?"}]}], "config": {}}
     if schema is not None:
-        request["config"]["response_format"] = {"type": "json_schema", "json_schema": {"name": "outputs", "schema": schema}}
+        request["config"]["response_format"] = {"type": "json_schema", "name": "outputs", "schema": schema}  # as it is stored
     ids = (*map(ord, output), 0)
     told = {"t": 0, "model": "m", "request": request, "output": output, "token_ids": ids, "logprobs": tuple(-0.1 for _ in ids)}
     return Transition(**{**told, "constrained": schema is not None, **more})

@@ -15,6 +15,7 @@ import referencing
 from assay.datasets import Task
 from assay.models.embedded import LINES
 from assay.rubrics.criteria import Grade, NoGrade
+from assay.traces.dialects import asked_schema
 from assay.traces.records import Rollout, ToolCall, Transition
 
 __all__ = ["answered", "eligible", "not_repeated", "parsed", "result_used", "shortened", "tool_executed"]
@@ -53,7 +54,7 @@ def parsed(task: Task, prediction: dict[str, Any], rollout: Rollout | None, *, f
         tools_only: only steps that called a tool are graded.
     """
     transition = _with_tools(prediction) if tools_only else _transition(prediction)
-    schema = _asked_schema(transition.request)
+    schema = asked_schema(transition.request)
     wanted = list(fields) or list((schema or {}).get("required", ()))
     if not wanted and not (schema and transition.output.strip()):
         last = rollout is not None and rollout.status == "failed" and transition.t == len(rollout.transitions) - 1
@@ -82,17 +83,6 @@ def _without_patterns(schema: Any) -> Any:
     if isinstance(schema, dict):
         return {key: _without_patterns(part) for key, part in schema.items() if key not in ("pattern", "patternProperties", "format")}
     return [_without_patterns(part) for part in schema] if isinstance(schema, list) else schema
-
-
-def _asked_schema(request: Mapping[str, Any]) -> dict[str, Any] | None:
-    config = request.get("body") or request.get("config") or {}
-    asked = config.get("response_format") if isinstance(config, Mapping) else None
-    if not isinstance(asked, Mapping) and isinstance(config, Mapping) and isinstance(config.get("text"), Mapping):
-        asked = config["text"].get("format")  # OpenAI Responses
-    if not isinstance(asked, Mapping):
-        return None
-    schema = (asked.get("json_schema") or {}).get("schema") or asked.get("schema")
-    return schema if isinstance(schema, dict) else None
 
 
 def _fields_in(transition: Transition) -> dict[str, Any]:

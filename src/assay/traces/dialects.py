@@ -10,7 +10,7 @@ from typing import Any
 
 from assay.traces.records import ToolCall
 
-__all__ = ["DIALECTS", "Answer", "answer_of", "chat_messages", "chat_tools", "insisted_tool", "read_events", "tool_results"]
+__all__ = ["DIALECTS", "Answer", "answer_of", "asked_schema", "chat_messages", "chat_tools", "insisted_tool", "read_events", "tool_results"]
 
 DIALECTS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 Message = dict[str, Any]
@@ -93,6 +93,18 @@ def chat_tools(request: Mapping[str, Any]) -> list[dict[str, Any]]:
             function = {"name": told["name"], "description": told.get("description") or "", "parameters": schema}
             tools.append({"type": "function", "function": function})
     return tools
+
+
+def asked_schema(request: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The JSON schema that the answer was held to, or asked to follow; None without one."""
+    config = request.get("body") or request.get("config") or {}
+    asked = config.get("response_format") if isinstance(config, Mapping) else None
+    if not isinstance(asked, Mapping) and isinstance(config, Mapping) and isinstance(config.get("text"), Mapping):
+        asked = config["text"].get("format")  # OpenAI Responses
+    if not isinstance(asked, Mapping):
+        return None
+    schema = (asked.get("json_schema") or {}).get("schema") or asked.get("schema")
+    return schema if isinstance(schema, dict) else None
 
 
 def insisted_tool(request: Mapping[str, Any]) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 from assay.models import LINES
 from assay.traces import Rollout, Transition
 from assay.traces.credit import rewards_of
-from assay.traces.dialects import chat_messages, chat_tools
+from assay.traces.dialects import asked_schema, chat_messages, chat_tools
 
 __all__ = ["Row", "Tally", "Trajectory", "stored_transition", "trained_tokens", "trajectory_of"]
 
@@ -155,7 +155,7 @@ def trained_tokens(transition: Transition, pieces: Sequence[str]) -> list[bool]:
         pieces: the text of each token. Where they do not add up to the output, all count as chosen.
     """
     text = "".join(pieces)
-    schema = (transition.request.get("config", {}).get("response_format") or {}).get("json_schema", {}).get("schema") or {}
+    schema = asked_schema(transition.request) or {}
     if transition.output.strip() not in text:
         return [True] * len(pieces)
     lines = bool(schema.get(LINES))
