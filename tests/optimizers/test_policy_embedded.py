@@ -1,13 +1,15 @@
 """The whole road on the embedded model: rollouts through llama.cpp, an update, serving, an export trained on offline, DSPy's own finetuning."""
 
 import json
+import random
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import dspy
 import numpy as np
 import pytest
 
@@ -20,6 +22,7 @@ from assay.models.registry import find_model, spec
 from assay.optimizers.weights.base import load_policy, tokenizer_sha
 from assay.optimizers.weights.config import PolicyConfig
 from assay.optimizers.weights.offline import Recorded
+from assay.optimizers.weights.rows import trained_tokens
 from assay.traces import Store
 from assay.training import train, train_offline
 
@@ -67,6 +70,15 @@ def test_what_is_trained_on_is_what_was_sampled(trained: tuple[Path, Any], embed
     adapters = {call.adapters for call in calls}
     assert len(adapters) == 2  # one a step
     policy = load_policy(embedded)  # the first step was made with LoRA's zeros, so by the base
+    decided = [call for call in calls if "action: " in call.output]
+    assert decided
+    for call in decided:  # the words that the grammar offered are trained, those it forced are not
+        pieces = [policy.tokenizer.decode([token]) for token in call.token_ids]
+        mine = trained_tokens(call, pieces)
+        word = call.output.rpartition("action: ")[2].split()[0]
+        at = max(at for at, piece in enumerate(pieces) if piece.strip() and word.startswith(piece.strip()))
+        assert mine[at] == (call.logprobs[at] > np.log(1e-4))
+        assert not any(one for one, piece in zip(mine, pieces, strict=True) if piece in ("action", "thought"))
     first = [call for call in calls if call.adapters == min(calls, key=lambda one: one.started_at).adapters]
     gaps = []
     for call in first:
@@ -80,6 +92,33 @@ def test_what_is_trained_on_is_what_was_sampled(trained: tuple[Path, Any], embed
         gaps += [abs(a - b) for a, b in zip(mine, call.logprobs, strict=True) if b > -8]
     assert np.median(gaps) < 0.15  # llama.cpp rounds activations to 8 bits; tokens out of place would be whole nats apart
     assert set(report.validation) == {"MathQA"} or set(report.validation) == {"math_qa"}
+
+
+class Turning(dspy.Module):
+    """One choice, by words that a grammar offers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = dspy.Predict(dspy.Signature({"place": (str, dspy.InputField()), "turn": (Literal["left", "right"], dspy.OutputField())}, "Turn."))
+
+    def forward(self, place: str) -> dspy.Prediction:
+        return self.turn(place=place)
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_what_is_rewarded_becomes_likelier(embedded: str) -> None:
+    chosen = random.Random(0)
+    lines = [{"inputs": {"place": f"{chosen.randint(1, 999)} Main Street"}, "expected": {"turn": "right"}} for _ in range(80)]
+    Path("turns.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    Path("turn.yaml").write_text("name: turn\ncriteria:\n  - {name: turn, weight: 1, check: 'assay.rubrics.checks:exact', with: {field: turn}}\n")
+    report = train(
+        Turning(), rubric="turn.yaml", data="turns.jsonl", name="right", model=embedded, adapter="lean", steps=6, tasks=4, group=4, learning_rate=1e-3,
+        max_completion=16, evaluate_every=0, sizes={"test": 12, "val": 2},
+    )  # fmt: skip
+    sampled = next(iter(report.validation.values()))["sampled"]
+    assert sampled["gain"]["low"] > 0
+    assert sampled["after"]["score"] > 0.9
 
 
 @pytest.mark.slow

@@ -190,6 +190,13 @@ def test_a_gamed_rubric_is_told_by_the_one_that_only_watches() -> None:
     assert not seen(score=[0.5] * 12, watched=down).alarms
 
 
+def test_step_rewards_that_are_earned_by_calling_are_told() -> None:
+    up, flat = [0.1 * at for at in range(12)], [0.5] * 12
+    assert "earned by making calls" in seen(reward=up, turns=up, score=flat).alarms["income"]
+    assert not seen(reward=up, turns=up, score=up).alarms
+    assert not seen(reward=up, turns=flat, score=flat).alarms
+
+
 def test_convergence_is_no_difference_and_little_noise() -> None:
     flat = [0.8, 0.82, 0.79, 0.81, 0.8, 0.8, 0.81, 0.79, 0.8, 0.82]
     assert seen(reward=flat).converged is None

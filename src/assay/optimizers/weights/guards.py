@@ -67,23 +67,25 @@ class Watch:
         cut = self.last("cut_off", _RUN)
         if len(cut) == _RUN and min(cut) > 0.3:
             found["cut"] = f"{100 * cut[-1]:.0f} % of the answers are cut off: raise --max-completion, or give a rubric that minds length"
-        if self._parting("score", "watched"):
+        if self._moves("reward") > 0 and self._moves("turns") > 0 >= self._moves("score"):
+            found["income"] = (
+                "the reward rises with the number of calls and the score does not: step rewards are earned by making calls. Lower --step-weight or "
+                "--discount, or bound the calls with --set max_steps=…"
+            )
+        if self._moves("score") > 0 > self._moves("watched"):
             found["hacking"] = (
                 "the rubric that is trained on rises while the one that only watches falls: the first is being gamed. Look at the samples, and "
                 "mend its criteria"
             )
         return found
 
-    def _parting(self, trained: str, watched: str) -> bool:
-        """Whether one curve rises while the other falls, both beyond chance (Spearman's rank correlation with the step, 5 %)."""
-        found = []
-        for name in (trained, watched):
-            curve = self.curves.get(name, {})
-            if len(curve) < _WINDOW or len(set(curve.values())) < 2:
-                return False
-            rho, p = stats.spearmanr(sorted(curve), [curve[step] for step in sorted(curve)])
-            found.append(math.copysign(1.0, rho) if p < 0.05 else 0.0)
-        return found[0] > 0 > found[1]
+    def _moves(self, name: str) -> float:
+        """1 where a curve rises beyond chance (Spearman's rank correlation with the step, 5 %), -1 where it falls, 0 otherwise."""
+        curve = self.curves.get(name, {})
+        if len(curve) < _WINDOW or len(set(curve.values())) < 2:
+            return 0.0
+        rho, p = stats.spearmanr(sorted(curve), [curve[step] for step in sorted(curve)])
+        return math.copysign(1.0, rho) if p < 0.05 else 0.0
 
     @property
     def converged(self) -> bool | None:
