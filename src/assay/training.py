@@ -89,8 +89,10 @@ def train(
     common: dict[str, Any] = {
         "model": settings.model, "seed": settings.seed, "cache": False, "name": name, "settings": repr(settings), **options,
     }  # fmt: skip
-    measure = load_rubric(rubric)
-    _refuse_self_judgement(measure, common.get("judge_model"), settings.model, judged_by_itself)
+    measure, watching = load_rubric(rubric), load_rubric(watch) if watch is not None else None
+    for scores in (measure, watching):
+        if scores is not None:
+            _refuse_self_judgement(scores, common.get("judge_model"), settings.model, judged_by_itself)
     engine = _engine(settings)
     with ExitStack() as opened:
 
@@ -108,7 +110,9 @@ def train(
         kept = []
         for one in (Retained.read(part) if isinstance(part, str) else part for part in retain):
             kept.append(bench(one.program, one.rubric, one.data, {"temperature": settings.temperature}, False)[0])
-        source = Rollouts(main, job.splits.train, settings, engine, watching=load_rubric(watch) if watch is not None else None)
+        if watching is not None:
+            watching = load_rubric(watching, judge_lm=job.session.judge_lm)
+        source = Rollouts(main, job.splits.train, settings, engine, watching=watching)
         return train_policy(source, name, settings, retained=kept, resume=resume, progress=shown)
 
 

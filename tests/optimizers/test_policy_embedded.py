@@ -1,11 +1,13 @@
 """The whole road on the embedded model: rollouts through llama.cpp, an update, serving, an export trained on offline, DSPy's own finetuning."""
 
+import hashlib
 import json
 import random
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,10 +21,12 @@ from assay.models import get_lm
 from assay.models.adapters import find_adapter
 from assay.models.lora import write_merged
 from assay.models.registry import find_model, spec
+from assay.optimizers.weights import TRLProvider
 from assay.optimizers.weights.base import load_policy, tokenizer_sha
 from assay.optimizers.weights.config import PolicyConfig
 from assay.optimizers.weights.offline import Recorded
 from assay.optimizers.weights.rows import trained_tokens
+from assay.testing import scripted_lm
 from assay.traces import Store
 from assay.training import train, train_offline
 
@@ -150,6 +154,40 @@ def test_an_export_is_trained_on_with_the_ratio_to_what_made_it(
         assay.optimizers.weights.read_sft("rows", min_quality=0.8, held_out=0.1, seed=0)
 
 
+def rewritten(folder: Path, out: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Path:
+    """An export with its rows changed, and a manifest that says so."""
+    shutil.copytree(folder, out)
+    rows = [change(json.loads(line)) for line in (folder / "data.jsonl").read_text().splitlines()]
+    text = "".join(json.dumps(row) + "\n" for row in rows if row is not None)
+    (out / "data.jsonl").write_text(text)
+    manifest = json.loads((out / "manifest.json").read_text())
+    manifest["files"]["data.jsonl"]["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    return out
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_exports_with_nothing_to_learn_from_are_refused(
+    trained: tuple[Path, Any], embedded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(trained[0])
+    assay.export("transitions", tmp_path / "rows", allow_ungated=True, privacy="off")
+    small = {key: value for key, value in SMALL.items() if key not in ("adapter", "evaluate_every")}
+    flat = rewritten(tmp_path / "rows", tmp_path / "flat", lambda row: {**row, "return": 1.0 if row["t"] == 0 else 0.0, "reward": 0.0})
+    with pytest.raises(DataError, match="none has rewards that differ"):
+        Recorded(flat, PolicyConfig(tasks=2, group=2, micro=2))
+    task = json.loads((tmp_path / "rows" / "data.jsonl").read_text().splitlines()[0])["task"]
+    alone = rewritten(tmp_path / "rows", tmp_path / "alone", lambda row: row if row["task"] == task else None)
+    with pytest.raises(DataError, match="groups with spread to train on, and a step takes 9"):
+        train_offline(alone, name="alone", model=embedded, **{**small, "tasks": 9})
+    with pytest.raises(DataError, match="calls of more than 16 tokens"):
+        train_offline(tmp_path / "rows", name="long", model=embedded, max_length=16, **small)
+    broken = rewritten(tmp_path / "rows", tmp_path / "broken", lambda row: {**row, "return": "much", "reward": None})
+    with pytest.raises(DataError, match="no finite number"):
+        Recorded(broken, PolicyConfig(tasks=2, group=2, micro=2))
+
+
 @pytest.mark.slow
 @pytest.mark.model
 def test_merged_weights_say_what_base_and_adapter_say(
@@ -175,8 +213,9 @@ def test_merged_weights_say_what_base_and_adapter_say(
 def test_a_model_in_training_does_not_judge_itself(embedded: str, tmp_path: Path) -> None:
     Path("nice.yaml").write_text("name: nice\ncriteria:\n  - {name: nice, weight: 1, judge: 'Is it nice?'}\n")
     for judge in ({}, {"judge_model": embedded}):
-        with pytest.raises(ConfigError, match="would learn to please itself"):
-            train("math_qa", rubric="nice.yaml", data=DATA, name="x", model=embedded, **judge, **SMALL)
+        for given in ({"rubric": "nice.yaml"}, {"rubric": "math_qa", "watch": "nice.yaml"}):
+            with pytest.raises(ConfigError, match="would learn to please itself"):
+                train("math_qa", data=DATA, name="x", model=embedded, **given, **judge, **SMALL)
 
 
 @pytest.mark.parametrize(
@@ -208,12 +247,67 @@ def test_the_tokenizer_of_the_embedded_model_is_the_one_that_is_told(embedded: s
     assert tokenizer_sha(AutoTokenizer.from_pretrained(str(_unpacked("smollm2-135m")))) == spec(embedded).tokenizer_sha256
 
 
+def examples(count: int) -> list[dspy.Example]:
+    return [dspy.Example(place=f"{at} Main Street", turn="right").with_inputs("place") for at in range(count)]
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_dspys_own_reinforcement_trains_the_model_in_place(embedded: str) -> None:
+    from dspy.clients.utils_finetune import TrainDataFormat
+
+    lm = get_lm(embedded, temperature=0.0, max_tokens=4)
+    lm.provider = TRLProvider()
+    job = lm.reinforce({"name": "fish", "num_generations": 2, "tasks": 2, "learning_rate": 3e-4, "beta": 0.0, "rank": 4})
+    asked, texts = [{"role": "user", "content": "What do you say?"}], ("Fish.", "Hello!")
+    group = [{"messages": asked, "completion": {"role": "assistant", "content": text}, "reward": float(text == "Fish.")} for text in texts]
+    rows = [job.row_of(one) for one in group]
+    apart, adapters = [], lm.recording.backend.adapters
+    for _ in range(3):
+        fish, hello = map(sum, job.trainer.logprobs_of(rows))
+        apart.append(fish - hello)
+        pending = job.get_status()["pending_batch_ids"]
+        assert len(pending) == 2
+        job.step([{"batch_id": at, "group": group} for at in pending], TrainDataFormat.GRPO_CHAT)
+        assert lm.recording.backend.adapters != adapters  # it answers with the new weights
+        adapters = lm.recording.backend.adapters
+    assert apart == sorted(apart)
+    assert apart[-1] > apart[0] + 0.1
+    job.save_checkpoint("third")
+    assert (Path(job.checkpoints["third"]) / "adapter_model.safetensors").exists()
+    with pytest.raises(DataError, match="has the reward nan"):
+        job.step([{"batch_id": 10, "group": [{**one, "reward": float("nan")} for one in group]}], "grpo_chat")
+    job.cancel()
+    assert (lm.model, lm.recording.backend.adapters) == (embedded, ())
+    assert lm("What do you say?")
+    with pytest.raises(ConfigError, match="there are the fields of PolicyConfig"):
+        lm.reinforce({"name": "x", "speed": 1})
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_dspys_grpo_ends_with_an_adapter(embedded: str) -> None:
+    from dspy.teleprompt.grpo import GRPO
+
+    lm = get_lm(embedded, temperature=1.0, max_tokens=24)
+    lm.provider = TRLProvider()
+    student = Turning()
+    student.set_lm(lm)
+    optimizer = GRPO(
+        metric=lambda gold, found, trace=None: float(found.turn == gold.turn), adapter=dspy.ChatAdapter(), exclude_demos=True, num_threads=1,
+        num_train_steps=2, num_dspy_examples_per_grpo_step=2, num_rollouts_per_grpo_step=2, train_kwargs={"name": "grpo", "tasks": 2, "rank": 2},
+    )  # fmt: skip
+    with dspy.context(adapter=dspy.ChatAdapter()):
+        trained = optimizer.compile(student, trainset=examples(4))
+    assert trained.turn.lm.model == f"{embedded}+grpo"
+    assert find_adapter("grpo").sha256 in get_lm(f"{embedded}+grpo").recording.backend.adapters
+    assert lm("Say hi.")
+
+
 @pytest.mark.slow
 @pytest.mark.model
 def test_dspys_own_finetuning_comes_back_as_a_model_with_the_adapter(embedded: str) -> None:
     from dspy.clients.utils_finetune import TrainDataFormat
-
-    from assay.optimizers.weights import TRLProvider
 
     seen: list[Any] = []
     lm = get_lm(embedded, temperature=0.0, max_tokens=8, observers=[seen.append])
@@ -226,5 +320,21 @@ def test_dspys_own_finetuning_comes_back_as_a_model_with_the_adapter(embedded: s
     assert (tuned.kwargs["max_tokens"], tuned.provider.finetunable) == (8, True)
     assert "Fish" in tuned("What do you say?")[0]
     assert [call.adapters for call in seen] == [(find_adapter("fish").sha256,)]
+
+    student, teacher = Turning(), Turning()
+    student.set_lm(lm)
+    teacher.set_lm(scripted_lm(lambda _: "[[ ## turn ## ]]\nright\n\n[[ ## completed ## ]]"))
+    metric, kwargs = (
+        lambda gold, found, trace=None: found.turn == "right",
+        {"name": "turn", "epochs": 6, "batch": 4, "learning_rate": 1e-3, "held_out": 0.0},
+    )
+    weights = dspy.BootstrapFinetune(metric=metric, adapter=dspy.ChatAdapter(), train_kwargs=kwargs, num_threads=1)
+    with dspy.context(adapter=dspy.ChatAdapter()):
+        trained = dspy.BetterTogether(metric=metric, w=weights).compile(
+            student, trainset=examples(12), valset=examples(2), teacher=teacher, strategy="w"
+        )
+    assert trained.turn.lm.model == f"{embedded}+turn"
+    with dspy.context(adapter=dspy.ChatAdapter()):
+        assert trained(place="77 Main Street").turn == "right"
     refused = lm.finetune(said, TrainDataFormat.CHAT, {"epoch": 1}).result(timeout=60)
     assert "there are the fields of SFTConfig" in str(refused)

@@ -1,5 +1,6 @@
 """The policy gradient: rows, credit, guards, and that the trainer is TRL's."""
 
+import dataclasses
 import json
 import math
 import subprocess
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from assay.errors import ConfigError
 from assay.optimizers.weights.advantages import ValueMemory, assign_credit
-from assay.optimizers.weights.config import ALGORITHMS, PolicyConfig
+from assay.optimizers.weights.config import ALGORITHMS, PolicyConfig, SFTConfig
 from assay.optimizers.weights.guards import Watch
 from assay.optimizers.weights.rows import Row, Trajectory, trained_tokens, trajectory_of
 from assay.traces import Rollout, Transition
@@ -91,7 +92,7 @@ def test_advantages_are_finite_and_one_a_call(rewards: list[list[float]], algori
     [
         ({"algorithm": "dpo"}, "algorithm='dpo' must be one of grpo"),
         ({"group": 1}, "group=1 must be at least 2"),
-        ({"micro": 3}, "micro=3 must divide the 16 rollouts"),
+        ({"micro": 5}, "micro=5 must divide the 24 rollouts"),
         ({"algorithm": "ppo", "returns": "episode"}, "would have no effect: ppo"),
         ({"gae_lambda": 0.5}, "would have no effect on grpo"),
         ({"step_weight": 0, "outcome_weight": 0}, "nothing would be rewarded"),
@@ -103,6 +104,16 @@ def test_advantages_are_finite_and_one_a_call(rewards: list[list[float]], algori
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         PolicyConfig(**settings)
+
+
+def test_flags_have_the_defaults_of_the_settings() -> None:
+    from assay.cli.train import command
+
+    for name, config in [("sft", SFTConfig), *((algorithm, PolicyConfig) for algorithm in ALGORITHMS)]:
+        known = {item.name: item.default for item in dataclasses.fields(config)}
+        flags = {option.name: option.default for option in command.commands[name].params if option.name in known}
+        assert len(flags) > 9
+        assert flags == {flag: known[flag] for flag in flags}, name
 
 
 # -- rows

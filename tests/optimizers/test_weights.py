@@ -1,5 +1,6 @@
 """Weights: what is read, trained, kept, served; and what is refused. Training takes steps of the real small model on CPU."""
 
+import errno
 import json
 import shutil
 import signal
@@ -22,6 +23,7 @@ from assay.models import get_lm
 from assay.models.adapters import find_adapter, keep_adapter, list_adapters, with_adapters
 from assay.models.lora import _permuted
 from assay.optimizers.weights import SFTConfig, read_sft, train_sft
+from assay.optimizers.weights.work import ready
 
 
 def row(at: int, **more: Any) -> dict[str, Any]:
@@ -186,6 +188,22 @@ def test_what_llama_cpp_could_not_serve_is_not_kept(embedded: str, tmp_path: Pat
 
 
 # -- training
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (MemoryError(), "memory ran out: lower --max-length first"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), "memory ran out: lower --max-length first"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), "memory ran out"),
+        (OSError(errno.ENOSPC, "No space left on device"), "the disk is full.*The last whole checkpoint stands"),
+    ],
+)
+def test_what_runs_out_is_named_with_the_knob(failure: Exception, said: str) -> None:
+    with pytest.raises(ModelError, match=said), ready():
+        raise failure
+    with pytest.raises(RuntimeError, match="another"), ready():
+        raise RuntimeError("another")
 
 
 @pytest.mark.slow

@@ -93,9 +93,9 @@ _RETURNS = ("to_go", "episode", "step", "uniform")
 _NUMBERS: tuple[tuple[str, Any, Any, str], ...] = (
     ("--steps", int, 30, "Optimizer steps."),
     ("--tasks", int, 4, "Tasks a step."),
-    ("--group", int, 4, "Rollouts of a task."),
+    ("--group", int, 6, "Rollouts of a task."),
     ("--iterations", int, 1, "Steps on the same rollouts."),
-    ("--learning-rate", float, 1e-4, ""),
+    ("--learning-rate", float, 2e-4, ""),
     ("--rank", int, 16, "Of the LoRA matrices."),
     ("--temperature", float, 1.0, "Of the rollouts."),
     ("--epsilon", float, 0.2, "The ratio is clipped below at 1 less this."),

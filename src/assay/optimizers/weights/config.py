@@ -1,13 +1,16 @@
 """Settings of a weight update. Refuses what cannot be."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from assay.errors import ConfigError
 from assay.traces.credit import RETURNS
 
-__all__ = ["ALGORITHMS", "LOSSES", "PolicyConfig", "SFTConfig"]
+__all__ = ["ALGORITHMS", "LOSSES", "PolicyConfig", "SFTConfig", "made_of"]
+
+T = TypeVar("T")
 
 ALGORITHMS = ("grpo", "reinforce++", "ppo", "rloo")
 LOSSES = ("dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")  # of TRL's GRPOConfig, by name
@@ -81,9 +84,9 @@ class PolicyConfig:
     model: str = "embedded/smollm2-135m"
     steps: int = 30
     tasks: int = 4
-    group: int = 4
+    group: int = 6
     iterations: int = 1
-    learning_rate: float = 1e-4
+    learning_rate: float = 2e-4
     rank: int = 16
     temperature: float = 1.0
     loss: str = "dapo"
@@ -132,6 +135,18 @@ class PolicyConfig:
             raise ConfigError(f"scale=False would have no effect on {self.algorithm}")
         if not self.step_weight and not self.outcome_weight:
             raise ConfigError("step_weight and outcome_weight are both 0: nothing would be rewarded")
+
+
+def made_of(kind: type[T], settings: Mapping[str, Any], what: str) -> T:
+    """The settings as `kind`.
+
+    Raises:
+        ConfigError: one that `kind` does not have, or a value out of its range.
+    """
+    try:
+        return kind(**settings)
+    except TypeError as error:
+        raise ConfigError(f"{what}: {error}; there are the fields of {kind.__name__}, and name") from error
 
 
 def _at_least(config: Any, least: float, *names: str) -> None:

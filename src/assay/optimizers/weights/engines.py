@@ -21,7 +21,7 @@ from assay.models.lm import NOT_KNOWN, lm_over
 from assay.models.lora import write_gguf
 from assay.optimizers.session import Session, Student
 
-__all__ = ["LlamaPolicy", "PolicyEngine", "Run", "TrainerPolicy"]
+__all__ = ["LlamaPolicy", "PolicyEngine", "Run", "TrainerPolicy", "serve"]
 
 Run = tuple[Student, Task]
 _LOOK_S = 0.1  # between looks at the clock while rollouts run
@@ -142,6 +142,15 @@ class _Crew:
 _place: contextvars.ContextVar[int] = contextvars.ContextVar("assay_place", default=0)
 
 
+def serve(trainer: Any, backend: PolicyBackend, folder: Path, number: int) -> Path:
+    """Serves the trainer's weights as they are from now on; gives the adapter's GGUF file in the folder."""
+    trainer.accelerator.unwrap_model(trainer.model).save_pretrained(str(folder / "peft"))
+    out = folder / f"{number}.gguf"
+    write_gguf(folder / "peft", backend.base, out)
+    backend.swap(out, folder)
+    return out
+
+
 class LlamaPolicy(PolicyEngine):
     """An embedded model, in process. Its folder holds the adapter that is served now."""
 
@@ -157,10 +166,7 @@ class LlamaPolicy(PolicyEngine):
         self.folder = folder
 
     def sync(self, trainer: Any) -> None:
-        trainer.accelerator.unwrap_model(trainer.model).save_pretrained(str(self.folder / "peft"))
-        out = self.folder / f"{next(self._numbers)}.gguf"
-        write_gguf(self.folder / "peft", self.backend.base, out)
-        self.backend.swap(out, self.folder)
+        out = serve(trainer, self.backend, self.folder, next(self._numbers))
         if self._served is not None:
             self._served.unlink(missing_ok=True)
         self._served = out

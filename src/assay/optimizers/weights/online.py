@@ -1,11 +1,13 @@
 """Rows for a policy gradient from rollouts that are made now: programs run under the weights as they are, and are scored at once."""
 
+import contextvars
 import json
 import math
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import dspy
@@ -97,12 +99,18 @@ class Rollouts:
 
     def _watched(self, found: Sequence[Any]) -> float:
         """Mean score of the rollouts by the rubric that is not trained on; NaN where it scored none."""
-        assert self.watching is not None
-        values = []
-        for prediction in found:
-            if prediction is not None and (task := self.bench.session.tasks.get(content_hash(prediction._rollout.inputs))) is not None:
-                failed = getattr(prediction, "_failed", None)
-                values.append(self.watching.score(task, failed or prediction, prediction._rollout).value)
+        session, watching = self.bench.session, self.watching
+        assert watching is not None
+
+        def score(prediction: Any) -> float:
+            task = session.tasks.get(content_hash(prediction._rollout.inputs))
+            if task is None:
+                return math.nan
+            return watching.score(task, getattr(prediction, "_failed", None) or prediction, prediction._rollout).value
+
+        with session.context(), ThreadPoolExecutor(session.threads) as pool:
+            waiting = [pool.submit(contextvars.copy_context().run, score, prediction) for prediction in found if prediction is not None]
+            values = [one.result() for one in waiting]
         scored = [value for value in values if not math.isnan(value)]
         return float(np.mean(scored)) if scored else math.nan
 

@@ -25,7 +25,7 @@ from assay.optimizers.weights.rows import Tally
 from assay.optimizers.weights.validation import MODES, Bench, compared, look
 from assay.optimizers.weights.work import last_good, rank, ready, restored, stoppable, wait_for_all, working_folder
 
-__all__ = ["PolicyReport", "train_policy"]
+__all__ = ["PolicyReport", "make_trainer", "train_policy"]
 
 
 @dataclass
@@ -115,7 +115,7 @@ class _Training:
             self._remember()
         bar = self.shown.bar(f"{self.config.algorithm}: steps", self.config.steps)
         with quiet(), ready(), lean_head(), stoppable() as self.source.stop, bar as advance:
-            trainer = _trainer(policy, self.config, self.source.items, self.work / "checkpoints", self.source.collect, self._callback(advance))
+            trainer = make_trainer(policy, self.config, self.source.items, self.work / "checkpoints", self.source.collect, self._callback(advance))
             self.report.notes += self.source.begin(trainer, policy)
             try:
                 trainer.train(resume_from_checkpoint=True if checkpoint else None)
@@ -199,6 +199,8 @@ class _Training:
             return
         self.diverged = not all(math.isfinite(float(logged[key])) for key in ("loss", "grad_norm") if key in logged)
         told = {key: float(value) for key, value in logged.items() if isinstance(value, int | float) and math.isfinite(value)}
+        if not told.get("rows", 1):  # TRL tells of the blank row that stood in
+            told = {key: value for key, value in told.items() if key not in ("entropy", "kl") and not key.startswith("clip_ratio")}
         for alarm in self.watch.see(step, told):
             self.shown.say(f"alarm: {alarm}")
         if "step_time" in told:
@@ -303,7 +305,8 @@ def _line(step: int, told: Mapping[str, float]) -> str:
     return f"step {step:>4}  " + "  ".join(f"{label} {told[key]:.3f}" for key, label in shown.items() if key in told)
 
 
-def _trainer(policy: Policy, config: PolicyConfig, tasks: int, out: Path, collect: Callable[..., Any], callback: Any) -> Any:
+def make_trainer(policy: Policy, config: PolicyConfig, tasks: int, out: Path, collect: Callable[..., Any], callback: Any) -> Any:
+    """The trainer of a new LoRA adapter on the rows that `collect` gives."""
     import torch
     from datasets import Dataset
     from peft import LoraConfig

@@ -1,4 +1,4 @@
-"""The same training for DSPy's own `BootstrapFinetune` and `BetterTogether`: `lm.provider = TRLProvider()`."""
+"""The same training for DSPy's own `BootstrapFinetune`, `BetterTogether` and `GRPO`: `lm.provider = TRLProvider()`."""
 
 import hashlib
 import json
@@ -10,7 +10,8 @@ from typing import Any
 from dspy.clients.provider import Provider, TrainingJob
 
 from assay.errors import ConfigError
-from assay.optimizers.weights.config import SFTConfig
+from assay.optimizers.weights.config import SFTConfig, made_of
+from assay.optimizers.weights.reinforce import TRLReinforceJob
 from assay.optimizers.weights.sft import train_sft
 
 __all__ = ["TRLProvider"]
@@ -19,12 +20,14 @@ __all__ = ["TRLProvider"]
 class TRLProvider(Provider):  # type: ignore[misc]
     """Fine-tunes embedded models with TRL; what comes back is a language model with the adapter.
 
-    `train_kwargs` are fields of `SFTConfig`, and `name` for the adapter (by default one made of the data).
+    `train_kwargs` are fields of `SFTConfig` (for `lm.reinforce`: of `PolicyConfig`), and `name` for the adapter (by default one made of
+    the data).
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.finetunable = True
+        self.finetunable = self.reinforceable = True
+        self.ReinforceJob = TRLReinforceJob
 
     @staticmethod
     def is_provider_model(model: str) -> bool:
@@ -45,10 +48,7 @@ class TRLProvider(Provider):  # type: ignore[misc]
         text = "".join(json.dumps(dict(row), ensure_ascii=False, default=str) + "\n" for row in train_data)
         settings = {"model": model, **(train_kwargs or {})}
         name = str(settings.pop("name", f"dspy-{hashlib.sha256(f'{settings}{text}'.encode()).hexdigest()[:12]}"))
-        try:
-            config = SFTConfig(**settings)
-        except TypeError as error:
-            raise ConfigError(f"train_kwargs: {error}; there are the fields of SFTConfig, and name") from error
+        config = made_of(SFTConfig, settings, "train_kwargs")
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "rows.jsonl"
             path.write_text(text, encoding="utf-8")

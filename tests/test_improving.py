@@ -1,0 +1,51 @@
+"""`assay.improve` to its end on the embedded model: a step that is kept, and the artifact that comes of it."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+import assay
+from assay.models.adapters import list_adapters
+
+PROGRAM = """
+from typing import Literal
+
+import dspy
+
+
+class Turning(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        fields = {"place": (str, dspy.InputField()), "turn": (Literal["left", "right"], dspy.OutputField())}
+        self.turn = dspy.Predict(dspy.Signature(fields, "Turn."))
+
+    def forward(self, place):
+        return self.turn(place=place)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_weights_that_the_gate_favours_are_kept_and_served(embedded: str, own_folder: Path) -> None:
+    chosen = random.Random(0)
+    tasks = [{"inputs": {"place": f"{chosen.randint(1, 9999)} Main Street"}, "expected": {"turn": "right"}} for _ in range(120)]
+    Path("turning.py").write_text(PROGRAM)
+    Path("turns.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    Path("turn.yaml").write_text("name: turn\ncriteria:\n  - {name: turn, weight: 1, check: 'assay.rubrics.checks:exact', with: {field: turn}}\n")
+    report = assay.improve(
+        "turning.py:Turning", rubric="turn.yaml", data="turns.jsonl", name="up", order=["sft"], rollouts=2, model=embedded, adapter="lean",
+        sft={"epochs": 4, "batch": 4, "learning_rate": 1e-3, "rank": 4}, parameters={"temperature": 1.0}, sizes={"train": 24, "gate": 20, "test": 20},
+    )  # fmt: skip
+    step = report.steps[0]
+    assert step["kept"], report.steps
+    assert step["gate"]["low"] > 0
+    assert report.model == f"{embedded}+up-1"
+    assert report.test is not None
+    assert report.test["after"]["score"] > report.test["before"]["score"] + 0.2
+    assert [adapter.name for adapter in list_adapters()] == ["up-1"]
+    assert report.artifact is not None
+    assert not (own_folder / ".assay" / "improve" / "up").exists()
+    agent = assay.load(report.artifact)
+    assert agent(place="5 Main Street").turn == "right"
