@@ -63,7 +63,7 @@ def test_identical_rollouts_push_nowhere(algorithm: str) -> None:
     else:
         assert credit.advantages == {}
         left = Counter[str]()
-        assert credit.given_to(batch, left) == []
+        assert credit.given_to(batch, left) == ([], [row for one in batch for row in one.rows])
         assert left["rollouts of groups without spread"] == 4
 
 
@@ -231,11 +231,6 @@ def arguments(folder: Path, **more: Any) -> Any:
     return GRPOConfig(**{**told, **more})
 
 
-def spread(completions: list[Any], completion_ids: list[list[int]], **_: Any) -> list[float]:
-    """A reward that no two completions share."""
-    return [(sum(at * token for at, token in enumerate(ids, 1)) % 997) / 997 for ids in completion_ids]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [{}, {"beta": 0.1}, {"loss_type": "cispo"}, {"num_iterations": 2}], ids=["plain", "kl", "cispo", "twice"])
 def test_on_single_calls_the_trainer_is_stock_grpo(tiny_model: Path, tmp_path: Path, more: dict[str, Any]) -> None:
@@ -246,6 +241,12 @@ def test_on_single_calls_the_trainer_is_stock_grpo(tiny_model: Path, tmp_path: P
     from trl import GRPOTrainer
 
     from assay.optimizers.weights.trainer import Batch, TransitionTrainer
+
+    def spread(completions: list[Any], completion_ids: list[list[int]], index: list[int], **_: Any) -> list[float]:
+        """A reward that no two completions share, but for those of every third prompt; with KL they would count there by it."""
+        flat = [at % 3 == 2 and "beta" not in more for at in index]
+        sums = [(sum(n * token for n, token in enumerate(ids, 1)) % 997) / 997 for ids in completion_ids]
+        return [0.5 if same else value for same, value in zip(flat, sums, strict=True)]
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     rows = Dataset.from_list([{"prompt": [{"role": "user", "content": f"How much is {at} + 1?"}], "index": at} for at in range(8)])
@@ -259,7 +260,7 @@ def test_on_single_calls_the_trainer_is_stock_grpo(tiny_model: Path, tmp_path: P
                 [tokens[mask.bool()].tolist() for tokens, mask in zip(out[f"{part}_ids"], out[f"{part}_mask"], strict=True)]
                 for part in ("prompt", "completion")
             ]
-            made.append(list(zip(*ids, spread([], ids[1]), strict=True)))
+            made.append(list(zip(*ids, spread([], ids[1], [given["index"] for given in inputs]), strict=True)))
             return out
 
     def model() -> Any:
@@ -279,8 +280,11 @@ def test_on_single_calls_the_trainer_is_stock_grpo(tiny_model: Path, tmp_path: P
             )
             for at, (p, c, reward) in enumerate(next(replay))
         ]
-        return Batch(assign_credit(batch, PolicyConfig(), ValueMemory()).given_to(batch, Counter()))
+        given, flat = assign_credit(batch, PolicyConfig(), ValueMemory()).given_to(batch, Counter())
+        dropped.append(len(flat))
+        return Batch(given, flat)
 
+    dropped: list[int] = []
     ours = TransitionTrainer(
         model=model(), args=arguments(tmp_path / "b", **more), train_dataset=rows, processing_class=tokenizer, peft_config=lora, collect=collect
     )
@@ -290,6 +294,8 @@ def test_on_single_calls_the_trainer_is_stock_grpo(tiny_model: Path, tmp_path: P
     moved = max((value - start[name]).abs().max().item() for name, value in ours.model.named_parameters() if value.requires_grad)
     apart = max((value - theirs[name]).abs().max().item() for name, value in ours.model.named_parameters() if value.requires_grad)
     assert moved > 1e-3
+    assert sum(dropped) == 4 * len([at for at in dropped if at])  # whole groups
+    assert any(dropped) == ("beta" not in more)
     assert apart < 1e-5, f"{apart} apart after a move of {moved}"
 
 

@@ -46,7 +46,7 @@ def main(model: str, out: str) -> None:
         every = over_ranks([one.without_rows() for one in mine])
         credit = assign_credit(every, PolicyConfig(), ValueMemory())
         seen.append(dict(sorted(credit.advantages.items())))
-        return Batch(credit.given_to(mine, Counter()), {"reward": sum(sum(one.rewards) for one in every) / len(every)})
+        return Batch(*credit.given_to(mine, Counter()), {"reward": sum(sum(one.rewards) for one in every) / len(every)})
 
     torch.manual_seed(0)
     torch.set_num_threads(1)

@@ -23,18 +23,19 @@ class Credit:
     groups: int = 0
     flat: int = 0
 
-    def given_to(self, batch: Sequence[Trajectory], left: Counter[str]) -> list[Row]:
-        """The rows of the batch with their advantages; those of groups without spread are left out and counted."""
-        rows = list[Row]()
+    def given_to(self, batch: Sequence[Trajectory], left: Counter[str]) -> tuple[list[Row], list[Row]]:
+        """The rows of the batch with their advantages, and apart, counted, those of groups without spread."""
+        rows, flat = list[Row](), list[Row]()
         for one in batch:
             turns = self.advantages.get(one.rollout)
             if turns is None:
                 left["rollouts of groups without spread"] += 1
+                flat += one.rows
                 continue
             for row in one.rows:
                 row.advantage = turns[row.turn]
             rows += one.rows
-        return rows
+        return rows, flat
 
 
 class ValueMemory:

@@ -167,12 +167,12 @@ class Recorded:
             members = self.groups[given["index"]]
             chosen += members[(first + at) % self.config.group :: self.config.group]
         batch = [self.trajectories[name] for name in chosen if name in self.trajectories]
-        rows = self.credit.given_to(batch, Counter())
+        rows, _ = self.credit.given_to(batch, Counter())
         self.tally.rollouts += len(batch)
         self.tally.calls += len(rows)
         totals = list(itertools.chain.from_iterable(over_ranks([[sum(one.rewards) for one in batch]])))
         told = {"reward": float(np.mean(totals)), "reward_std": float(np.std(totals))} if totals else {}
-        return Batch(rows, {**told, "rows": float(len(rows))})
+        return Batch(rows, metrics={**told, "rows": float(len(rows))})
 
 
 def export_temperature(folder: str | Path) -> float:

@@ -66,7 +66,7 @@ class Rollouts:
         batch = self._trajectories(found, trainer._tokenizer)
         world = over_ranks([one.without_rows() for one in batch])
         credit = assign_credit(world, self.config, self.memory)
-        rows = credit.given_to(batch, self.tally.left_out)
+        rows, flat = credit.given_to(batch, self.tally.left_out)
         self.tally.rollouts += len(runs)
         self.tally.calls += len(rows)
         rollouts = over_ranks([_told(prediction._rollout) for prediction in found if prediction is not None])
@@ -74,7 +74,7 @@ class Rollouts:
         if self.watching is not None:
             told["watched"] = self._watched(found)
         self._sample(step, found, credit.advantages)
-        return Batch(rows, {name: value for name, value in told.items() if math.isfinite(value)})
+        return Batch(rows, flat, {name: value for name, value in told.items() if math.isfinite(value)})
 
     def _trajectories(self, found: Sequence[Any], tokenizer: Any) -> list[Trajectory]:
         """Of the scored rollouts; the others are counted."""

@@ -177,7 +177,7 @@ class TRLReinforceJob(ReinforceJob):  # type: ignore[misc]
         if given is None:
             raise _Ended
         batch = [self._trajectory(group, at, one) for group in given for at, one in enumerate(group["group"])]
-        return Batch(assign_credit(batch, self.config, ValueMemory()).given_to(batch, self.left_out))
+        return Batch(*assign_credit(batch, self.config, ValueMemory()).given_to(batch, self.left_out))
 
     def _trajectory(self, group: Mapping[str, Any], at: int, one: Mapping[str, Any]) -> Trajectory:
         reward = float(one["reward"])

@@ -25,9 +25,11 @@ _SHORT = 512  # tokens up to which plain attention beats the fused one on CPUs: 
 
 @dataclass
 class Batch:
-    """Rows of this process, with numbers for the log."""
+    """Rows of this process, with numbers for the log. `flat` are rows of groups without spread: they go through no model, and count in
+    the mean all the same."""
 
     rows: list[Row]
+    flat: Sequence[Row] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -55,7 +57,7 @@ class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
         fill = max(parts, math.ceil(most / parts) * parts) - len(rows)
         blank = Row(turn=0, prompt_ids=[self._tokenizer.pad_token_id], completion_ids=[self._tokenizer.pad_token_id], trained=[False])
         known = bool(rows) and all(row.logprobs is not None for row in rows)
-        return self._tensors([*rows, *[blank] * fill], old=all(over_ranks([known or not rows])))
+        return self._tensors([*rows, *[blank] * fill], old=all(over_ranks([known or not rows])), flat=batch.flat)
 
     def _padded(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Tokens and masks of rows, prompts to the left, completions to the right."""
@@ -76,12 +78,12 @@ class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
         padded: torch.Tensor = pad(list(parts), padding_value=value, padding_side=side).to(self.accelerator.device)
         return padded
 
-    def _tensors(self, rows: Sequence[Row], *, old: bool) -> dict[str, Any]:
+    def _tensors(self, rows: Sequence[Row], *, old: bool, flat: Sequence[Row] = ()) -> dict[str, Any]:
         out = {**self._padded(rows), "advantages": torch.tensor([row.advantage for row in rows], device=self.accelerator.device)}
         mask = out["completion_mask"] * out["tool_mask"]
-        out["num_items_in_batch"] = self.accelerator.gather(mask.sum()).sum()
+        out["num_items_in_batch"] = self.accelerator.gather(mask.sum() + sum(sum(row.trained) for row in flat)).sum()
         if self.loss_type not in ("dapo", "cispo", "vespo"):  # a mean over rows, some of which are blank
-            live = mask.any(dim=1).sum().clamp(min=1)
+            live = (mask.any(dim=1).sum() + len(flat)).clamp(min=1)
             out["advantages"] = out["advantages"] * (len(rows) / live)
         with torch.no_grad():
             if old:
@@ -97,7 +99,8 @@ class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
         answer that ran on would cost as much as all others together. The loss is the same."""
         trimmed = _trimmed(inputs)
         width = trimmed["prompt_ids"].size(1) + trimmed["completion_ids"].size(1)
-        with sdpa_kernel(SDPBackend.MATH) if model.device.type == "cpu" and width <= _SHORT else nullcontext():
+        plain = model.device.type == "cpu" and width <= _SHORT and not self.args.gradient_checkpointing  # which works out again, out of here
+        with sdpa_kernel(SDPBackend.MATH) if plain else nullcontext():
             return super()._compute_loss(model, trimmed)
 
     def logprobs_of(self, rows: Sequence[Row], *, size: int = 8) -> list[list[float]]:
