@@ -229,9 +229,9 @@ def test_a_warm_up_learns_a_format_and_is_served_at_once(embedded: str, tmp_path
 
 
 @pytest.mark.slow
-def test_a_killed_warm_up_goes_on_to_the_same_curve(embedded: str, tmp_path: Path) -> None:
+def test_a_killed_warm_up_goes_on_to_the_same_curve(tiny_model: Path, tmp_path: Path) -> None:
     path = lines(tmp_path / "d.jsonl", [row(at) for at in range(40)])
-    options = ["--epochs", "2", "--rank", "4", "--max-length", "128", "--patience", "9"]
+    options = ["--model", str(tiny_model), "--epochs", "24", "--rank", "4", "--max-length", "128", "--patience", "9"]
     command = [sys.executable, "-m", "assay", "train", "sft", str(path), *options]
     whole = subprocess.run([*command, "--name", "whole", "--json"], capture_output=True, text=True, timeout=600)
     assert whole.returncode == 0, whole.stderr[-3000:]
@@ -259,8 +259,8 @@ def test_a_killed_warm_up_goes_on_to_the_same_curve(embedded: str, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_no_number_keeps_the_last_good_weights(embedded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = lines(tmp_path / "d.jsonl", [row(at) for at in range(40)])
+def test_a_loss_that_is_no_number_keeps_the_last_good_weights(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, model = lines(tmp_path / "d.jsonl", [row(at) for at in range(40)]), str(tiny_model)
     import torch
     from trl import SFTTrainer
 
@@ -272,12 +272,12 @@ def test_a_loss_that_is_no_number_keeps_the_last_good_weights(embedded: str, tmp
         return found * torch.nan if bad and not isinstance(found, tuple) else found
 
     monkeypatch.setattr(SFTTrainer, "compute_loss", broken)
-    report = train_sft(path, "cut", SFTConfig(epochs=2, max_length=128, rank=4, evaluations=9))
+    report = train_sft(path, "cut", SFTConfig(model=model, epochs=2, max_length=128, rank=4, evaluations=9))
     assert report.stopped is not None
     assert "was no number at step 4" in report.stopped
     assert np.isfinite(find_weights(report.path)).all()
     with pytest.raises(ModelError, match="lower --learning-rate"):
-        train_sft(path, "none", SFTConfig(epochs=1, max_length=128, rank=4, evaluations=1))
+        train_sft(path, "none", SFTConfig(model=model, epochs=1, max_length=128, rank=4, evaluations=1))
 
 
 def find_weights(path: Path) -> np.ndarray:

@@ -205,6 +205,8 @@ class _Training:
             self.shown.say(f"alarm: {alarm}")
         if "step_time" in told:
             self.source.tally.spend("steps", told["step_time"])
+        if step % _HEAD_EVERY == 1 or len(self.watch.curves["reward"]) < 2:
+            self.shown.say(_HEAD)
         self.shown.say(_line(step, told))
 
     def _look(self, trainer: Any, step: int) -> bool:
@@ -300,9 +302,17 @@ def _order(items: int, config: PolicyConfig) -> list[int]:
     return found[:wanted]
 
 
+_HEAD_EVERY = 20  # steps
+_SHOWN = {
+    "reward": "reward", "score": "score", "entropy": "entropy", "kl": "kl", "clip_ratio/region_mean": "clipped", "flat_groups": "flat",
+    "turns": "turns", "tokens": "tokens", "step_time": "seconds",
+}  # fmt: skip
+_HEAD = f"{'step':>5}" + "".join(f"{label:>9}" for label in _SHOWN.values())
+
+
 def _line(step: int, told: Mapping[str, float]) -> str:
-    shown = {"reward": "reward", "score": "score", "entropy": "entropy", "kl": "kl", "clip_ratio/region_mean": "clipped", "turns": "turns"}
-    return f"step {step:>4}  " + "  ".join(f"{label} {told[key]:.3f}" for key, label in shown.items() if key in told)
+    """A row of the table that grows in the terminal, under `_HEAD`."""
+    return f"{step:>5}" + "".join(f"{told[key]:>9.3g}" if key in told else " " * 9 for key in _SHOWN)
 
 
 def make_trainer(policy: Policy, config: PolicyConfig, tasks: int, out: Path, collect: Callable[..., Any], callback: Any) -> Any:
