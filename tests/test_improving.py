@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,8 +20,8 @@ import dspy
 class Turning(dspy.Module):
     def __init__(self):
         super().__init__()
-        fields = {"place": (str, dspy.InputField()), "turn": (Literal["left", "right"], dspy.OutputField())}
-        self.turn = dspy.Predict(dspy.Signature(fields, "Turn."))
+        fields = {"place": (str, dspy.InputField()), "turn": (Literal["no", "yes"], dspy.OutputField())}
+        self.turn = dspy.Predict(dspy.Signature(fields, "Say yes or no."))
 
     def forward(self, place):
         return self.turn(place=place)
@@ -30,7 +32,7 @@ class Turning(dspy.Module):
 @pytest.mark.model
 def test_weights_that_the_gate_favours_are_kept_and_served(embedded: str, own_folder: Path) -> None:
     chosen = random.Random(0)
-    tasks = [{"inputs": {"place": f"{chosen.randint(1, 9999)} Main Street"}, "expected": {"turn": "right"}} for _ in range(120)]
+    tasks = [{"inputs": {"place": f"{chosen.randint(1, 9999)} Main Street"}, "expected": {"turn": "yes"}} for _ in range(120)]
     Path("turning.py").write_text(PROGRAM)
     Path("turns.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
     Path("turn.yaml").write_text("name: turn\ncriteria:\n  - {name: turn, weight: 1, check: 'assay.rubrics.checks:exact', with: {field: turn}}\n")
@@ -47,5 +49,6 @@ def test_weights_that_the_gate_favours_are_kept_and_served(embedded: str, own_fo
     assert [adapter.name for adapter in list_adapters()] == ["up-1"]
     assert report.artifact is not None
     assert not (own_folder / ".assay" / "improve" / "up").exists()
-    agent = assay.load(report.artifact)
-    assert agent(place="5 Main Street").turn == "right"
+    words = [sys.executable, "-m", "assay", "run", str(report.artifact), "place=5 Main Street"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    assert "yes" in done.stdout, done.stderr

@@ -103,7 +103,9 @@ class Turning(dspy.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.turn = dspy.Predict(dspy.Signature({"place": (str, dspy.InputField()), "turn": (Literal["left", "right"], dspy.OutputField())}, "Turn."))
+        self.turn = dspy.Predict(
+            dspy.Signature({"place": (str, dspy.InputField()), "turn": (Literal["no", "yes"], dspy.OutputField())}, "Say yes or no.")
+        )
 
     def forward(self, place: str) -> dspy.Prediction:
         return self.turn(place=place)
@@ -113,11 +115,11 @@ class Turning(dspy.Module):
 @pytest.mark.model
 def test_what_is_rewarded_becomes_likelier(embedded: str) -> None:
     chosen = random.Random(0)
-    lines = [{"inputs": {"place": f"{chosen.randint(1, 999)} Main Street"}, "expected": {"turn": "right"}} for _ in range(80)]
+    lines = [{"inputs": {"place": f"{chosen.randint(1, 999)} Main Street"}, "expected": {"turn": "yes"}} for _ in range(80)]
     Path("turns.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     Path("turn.yaml").write_text("name: turn\ncriteria:\n  - {name: turn, weight: 1, check: 'assay.rubrics.checks:exact', with: {field: turn}}\n")
     report = train(
-        Turning(), rubric="turn.yaml", data="turns.jsonl", name="right", model=embedded, adapter="lean", steps=6, tasks=4, group=4, learning_rate=1e-3,
+        Turning(), rubric="turn.yaml", data="turns.jsonl", name="yes", model=embedded, adapter="lean", steps=6, tasks=4, group=4, learning_rate=1e-3,
         max_completion=16, evaluate_every=0, sizes={"test": 12, "val": 2},
     )  # fmt: skip
     sampled = next(iter(report.validation.values()))["sampled"]
@@ -248,7 +250,7 @@ def test_the_tokenizer_of_the_embedded_model_is_the_one_that_is_told(embedded: s
 
 
 def examples(count: int) -> list[dspy.Example]:
-    return [dspy.Example(place=f"{at} Main Street", turn="right").with_inputs("place") for at in range(count)]
+    return [dspy.Example(place=f"{at} Main Street", turn="yes").with_inputs("place") for at in range(count)]
 
 
 @pytest.mark.slow
@@ -323,9 +325,9 @@ def test_dspys_own_finetuning_comes_back_as_a_model_with_the_adapter(embedded: s
 
     student, teacher = Turning(), Turning()
     student.set_lm(lm)
-    teacher.set_lm(scripted_lm(lambda _: "[[ ## turn ## ]]\nright\n\n[[ ## completed ## ]]"))
+    teacher.set_lm(scripted_lm(lambda _: "[[ ## turn ## ]]\nyes\n\n[[ ## completed ## ]]"))
     metric, kwargs = (
-        lambda gold, found, trace=None: found.turn == "right",
+        lambda gold, found, trace=None: found.turn == "yes",
         {"name": "turn", "epochs": 6, "batch": 4, "learning_rate": 1e-3, "held_out": 0.0},
     )
     weights = dspy.BootstrapFinetune(metric=metric, adapter=dspy.ChatAdapter(), train_kwargs=kwargs, num_threads=1)
@@ -335,6 +337,6 @@ def test_dspys_own_finetuning_comes_back_as_a_model_with_the_adapter(embedded: s
         )
     assert trained.turn.lm.model == f"{embedded}+turn"
     with dspy.context(adapter=dspy.ChatAdapter()):
-        assert trained(place="77 Main Street").turn == "right"
+        assert trained(place="77 Main Street").turn == "yes"
     refused = lm.finetune(said, TrainDataFormat.CHAT, {"epoch": 1}).result(timeout=60)
     assert "there are the fields of SFTConfig" in str(refused)
