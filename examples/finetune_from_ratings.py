@@ -1,9 +1,9 @@
 """People's ratings in, better weights out: `python examples/finetune_from_ratings.py --folder rated`.
 
 A small model sorts customers' messages. People rate what it did, from 0 to 1; what they rated at least 0.8 is trained on; then the old and
-the new weights sort sealed messages. Everything is real but the people: give their ratings in a file (`--ratings FILE`, JSON lines of
-`{"rollout": ID, "rating": 0.9}`; the IDs are in FOLDER/to_rate.jsonl), or rate here (`--rater me`). By default a stand-in rates, who knows the
-right label and errs once in ten.
+the new weights sort sealed messages. Everything is real but the people: `--to-rate` writes FOLDER/to_rate.jsonl and stops, and `--ratings FILE`
+takes their ratings (JSON lines of `{"rollout": ID, "rating": 0.9}`); or rate here (`--rater me`). By default a stand-in rates, who knows the
+right label and errs once in ten. What nobody rated is not trained on.
 """
 
 import argparse
@@ -21,6 +21,7 @@ from assay.cli.shared import Console
 from assay.optimizers import paired_gain
 from assay.optimizers.weights import SFTConfig, train_sft
 from assay.traces import Rollout
+from assay.traces.selection import Selection
 
 MESSAGES = {
     "billing": ["I was charged twice for {}", "The invoice for {} shows a wrong amount", "Why is there a fee on my {} payment?"],
@@ -56,6 +57,7 @@ def rate(rollouts: list[Rollout], rater: str, seed: int) -> dict[str, float]:
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--folder", default="rated")
+parser.add_argument("--to-rate", action="store_true", help="Write what is to be rated, and stop.")
 parser.add_argument("--ratings", help="JSON lines of people's ratings.")
 parser.add_argument("--rater", choices=["stand-in", "me"], default="stand-in")
 parser.add_argument("--model", default="embedded/smollm2-135m")
@@ -81,6 +83,8 @@ with assay.Store(store) as opened:
     (folder / "to_rate.jsonl").write_text(
         "".join(json.dumps({"rollout": one.id, "text": one.inputs["text"], "answer": one.prediction}) + "\n" for one in rollouts)
     )
+    if arguments.to_rate:
+        raise SystemExit(f"{len(rollouts)} answers to rate: {folder / 'to_rate.jsonl'}")
     if arguments.ratings:
         lines = Path(arguments.ratings).read_text().splitlines()
         ratings = {row["rollout"]: float(row["rating"]) for row in map(json.loads, filter(str.strip, lines))}
@@ -91,7 +95,7 @@ with assay.Store(store) as opened:
     right = {one.id for one in rollouts if (one.prediction or {}).get("label") == one.expected["label"]}
 
 rows = folder / f"rows-{len(list(folder.glob('rows-*')))}"
-assay.export("sft", rows, store=store, allow_ungated=True)
+assay.export("sft", rows, store=store, selection=Selection(rated=True), allow_ungated=True)
 trained = train_sft(rows, arguments.name, SFTConfig(model=arguments.model, epochs=arguments.epochs, seed=arguments.seed), progress=shown)
 assert trained.name is not None
 before, after = (

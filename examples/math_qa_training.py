@@ -7,7 +7,7 @@
 5. **serve and compare**: on sealed tasks, greedily and sampled, by the names that any command takes; and on another kind of task, which
    nothing was trained on.
 
-Half an hour with the defaults. What is finished is not done again: the same command goes on where it was cut off.
+Half an hour with the defaults. The same command goes on after the last of these that was finished.
 """
 
 import argparse
@@ -69,7 +69,8 @@ if not Path(artifact).exists():
     )  # fmt: skip
 if not (folder / "rows").exists():
     sizes = {"train": arguments.collect}
-    assay.collect(artifact, **sums, model=arguments.model, n=1, sizes=sizes, parameters={"temperature": 0.1}, store=folder / "a.db")
+    given = {"temperature": 0.1}  # in the form that the plain agent will have
+    assay.collect(artifact, **sums, model=arguments.model, adapter="lean", n=1, sizes=sizes, parameters=given, store=folder / "a.db")
     assay.export("sft", folder / "rows", store=folder / "a.db", demos=False, allow_ungated=True)  # one agent's rollouts: no balance to ask for
 clock = time.perf_counter()
 if not done("warm"):

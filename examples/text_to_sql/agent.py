@@ -19,6 +19,7 @@ import tarfile
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -66,11 +67,18 @@ QUESTIONS = {  # wordings, the query, and the query for the values that stand in
 
 # -- the database
 
+_READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
+
 
 def query(sql: str) -> list[list[Any]]:
-    """Rows of one reading query on $CHINOOK, at most 200 of them and a second's work."""
+    """Rows of one reading query on $CHINOOK, at most 200 of them and a second's work.
+
+    A file opened for reading is not enough: `VACUUM INTO` and `ATTACH` would write others.
+    """
     path = Path(os.environ.get("CHINOOK", "chinook.sqlite")).resolve()
-    with sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True) as opened:
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as opened:
+        opened.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in _READING else sqlite3.SQLITE_DENY)
+        opened.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1_000_000)
         left = iter(range(100))
         opened.set_progress_handler(lambda: int(next(left, None) is None), 100_000)  # instructions of SQLite's machine
         return [list(row) for row in opened.execute(sql).fetchmany(200)]
@@ -165,10 +173,11 @@ if __name__ == "__main__":
     folder = Path(arguments.out)
     folder.mkdir(parents=True, exist_ok=True)
     place = folder / "chinook.sqlite"
-    place.unlink(missing_ok=True)
     if arguments.database:
-        shutil.copyfile(arguments.database, place)
+        if not place.exists() or not place.samefile(arguments.database):
+            shutil.copyfile(arguments.database, place)
     else:
+        place.unlink(missing_ok=True)
         from_package(place)
     os.environ["CHINOOK"] = str(place)
     tasks = list(questions(arguments.seed))

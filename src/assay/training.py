@@ -90,9 +90,9 @@ def train(
         "model": settings.model, "seed": settings.seed, "cache": False, "name": name, "settings": repr(settings), **options,
     }  # fmt: skip
     measure, watching = load_rubric(rubric), load_rubric(watch) if watch is not None else None
-    for scores in (measure, watching):
-        if scores is not None:
-            _refuse_self_judgement(scores, common.get("judge_model"), settings.model, judged_by_itself)
+    _refuse_self_judgement(measure, common.get("judge_model"), settings.model, judged_by_itself)
+    if watching is not None:  # what watches must be another model in any case
+        _refuse_self_judgement(watching, common.get("judge_model"), settings.model, False)
     engine = _engine(settings)
     with ExitStack() as opened:
 

@@ -225,8 +225,8 @@ def test_a_model_in_training_does_not_judge_itself(embedded: str, tmp_path: Path
     [
         (["train", "grpo", "math_qa", "--name", "x"], "a program needs --rubric and --data"),
         (
-            ["train", "grpo", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--tasks", "3", "--group", "3"],
-            "micro=4 must divide the 9 rollouts",
+            ["train", "grpo", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--tasks", "3", "--group", "3", "--micro", "2"],
+            "micro=2 must divide the 9 rollouts",
         ),
         (["train", "grpo", "math_qa", "--name", "../x", "--rubric", "math_qa", "--data", DATA], "cannot name an adapter"),
         (["train", "rloo", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--retain", "extract"], "must be PROGRAM,RUBRIC,DATA"),
@@ -258,9 +258,10 @@ def examples(count: int) -> list[dspy.Example]:
 def test_dspys_own_reinforcement_trains_the_model_in_place(embedded: str) -> None:
     from dspy.clients.utils_finetune import TrainDataFormat
 
-    lm = get_lm(embedded, temperature=0.0, max_tokens=4)
+    lm = get_lm(embedded, max_tokens=4, seed=3)
     lm.provider = TRLProvider()
     job = lm.reinforce({"name": "fish", "num_generations": 2, "tasks": 2, "learning_rate": 3e-4, "beta": 0.0, "rank": 4})
+    assert "seed" not in lm.kwargs
     asked, texts = [{"role": "user", "content": "What do you say?"}], ("Fish.", "Hello!")
     group = [{"messages": asked, "completion": {"role": "assistant", "content": text}, "reward": float(text == "Fish.")} for text in texts]
     rows = [job.row_of(one) for one in group]
@@ -279,11 +280,18 @@ def test_dspys_own_reinforcement_trains_the_model_in_place(embedded: str) -> Non
     assert (Path(job.checkpoints["third"]) / "adapter_model.safetensors").exists()
     with pytest.raises(DataError, match="has the reward nan"):
         job.step([{"batch_id": 10, "group": [{**one, "reward": float("nan")} for one in group]}], "grpo_chat")
+    job.step([{"batch_id": at, "group": group} for at in job.get_status()["pending_batch_ids"]], "grpo_chat")  # it goes on
+    folder = Path(job.checkpoints["third"]).parents[1]
     job.cancel()
+    assert not folder.exists()
+    assert lm.kwargs["seed"] == 3
     assert (lm.model, lm.recording.backend.adapters) == (embedded, ())
     assert lm("What do you say?")
-    with pytest.raises(ConfigError, match="there are the fields of PolicyConfig"):
-        lm.reinforce({"name": "x", "speed": 1})
+    for given, said in (({"steps": 3}, "'steps'. would have no effect"), ({"algorithm": "ppo"}, "use assay.train"), ({"rank": 0}, "rank=0")):
+        with pytest.raises(ConfigError, match=said):
+            lm.reinforce({"name": "x", **given})
+    with pytest.raises(ConfigError, match="temperature 0"):
+        lm.copy(temperature=0.0).reinforce({})
 
 
 @pytest.mark.slow
@@ -291,7 +299,7 @@ def test_dspys_own_reinforcement_trains_the_model_in_place(embedded: str) -> Non
 def test_dspys_grpo_ends_with_an_adapter(embedded: str) -> None:
     from dspy.teleprompt.grpo import GRPO
 
-    lm = get_lm(embedded, temperature=1.0, max_tokens=24)
+    lm = get_lm(embedded, max_tokens=24)
     lm.provider = TRLProvider()
     student = Turning()
     student.set_lm(lm)

@@ -243,8 +243,8 @@ def test_on_single_calls_the_trainer_is_stock_grpo(tiny_model: Path, tmp_path: P
     from assay.optimizers.weights.trainer import Batch, TransitionTrainer
 
     def spread(completions: list[Any], completion_ids: list[list[int]], index: list[int], **_: Any) -> list[float]:
-        """A reward that no two completions share, but for those of every third prompt; with KL they would count there by it."""
-        flat = [at % 3 == 2 and "beta" not in more for at in index]
+        """A reward that no two completions share, but for those of every third prompt."""
+        flat = [at % 3 == 2 for at in index]
         sums = [(sum(n * token for n, token in enumerate(ids, 1)) % 997) / 997 for ids in completion_ids]
         return [0.5 if same else value for same, value in zip(flat, sums, strict=True)]
 
@@ -295,7 +295,7 @@ def test_on_single_calls_the_trainer_is_stock_grpo(tiny_model: Path, tmp_path: P
     apart = max((value - theirs[name]).abs().max().item() for name, value in ours.model.named_parameters() if value.requires_grad)
     assert moved > 1e-3
     assert sum(dropped) == 4 * len([at for at in dropped if at])  # whole groups
-    assert any(dropped) == ("beta" not in more)
+    assert any(dropped)
     assert apart < 1e-5, f"{apart} apart after a move of {moved}"
 
 

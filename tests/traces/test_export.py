@@ -147,6 +147,11 @@ def test_tenants_and_consent_bound_what_is_drawn_on(store: Store) -> None:
     assert manifest["tenants"] == ["acme"]
     found, _ = exported(store, "transitions", "out2", selection=Selection(require_consent=True))
     assert {row["task"] for row in found} == {"yes"}
+    free = next(rollout.id for rollout in store.rollouts(limit=None) if rollout.task_id == "free")
+    store.rate(free, 0.9)
+    found, manifest = exported(store, "transitions", "out3", selection=Selection(rated=True))
+    assert {row["task"] for row in found} == {"free"}
+    assert manifest["left_out"]["without a person's rating"] > 0
 
 
 def test_gates_say_what_is_missing_and_write_nothing(store: Store) -> None:

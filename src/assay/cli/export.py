@@ -28,6 +28,7 @@ def _options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--source", "sources", multiple=True, help="Only of this source: program, gateway, otlp, …"),
         click.option("--tenant", "tenants", multiple=True, help="A tenant whose rollouts may be used; those of others never are."),
         click.option("--require-consent", is_flag=True, help="Only rollouts with a consent on record."),
+        click.option("--rated", is_flag=True, help="Only rollouts that a person has rated."),
         click.option("--min-transitions", type=click.IntRange(0), default=5000, show_default=True, help="Gate; 0 switches it off."),
         click.option("--min-clean", type=click.FloatRange(0, 1), default=0.95, show_default=True, help="Gate: share of clean transitions."),
         click.option("--min-task-types", type=click.IntRange(0), default=5, show_default=True, help="Gate."),
@@ -122,7 +123,7 @@ def _export(kind: str, values: dict[str, Any]) -> None:
     from assay.traces.selection import Selection
 
     as_json, out, store, key = keep(values, "as_json", "out", "store", "privacy_key")
-    names = ("runs", "programs", "task_types", "sources", "tenants", "require_consent")
+    names = ("runs", "programs", "task_types", "sources", "tenants", "require_consent", "rated")
     selection = Selection(**dict(zip(names, keep(values, *names), strict=True)))
     method, by, temperature, copies, seed = keep(values, "balance", "by", "balance_temperature", "most_copies", "seed")
     balance = Balance(

@@ -42,6 +42,7 @@ class Selection:
     sources: tuple[str, ...] = ()
     tenants: tuple[str, ...] = ()
     require_consent: bool = False
+    rated: bool = False  # by a person
 
     def where(self) -> list[Any]:
         """As conditions on the table of rollouts; consent and tenants included, sealed inputs not."""
@@ -50,9 +51,10 @@ class Selection:
         found = [column.in_(values) for column, values in named if values]
         own = [] if self.sources else [r.c.source != "judge"]  # a judge's calls are no agent's
         consent = [r.c.consent.is_not(None)] if self.require_consent else []
+        rated = [r.c.human_rating.is_not(None)] if self.rated else []
         return [
             *found, *own, r.c.source != "outside", r.c.status.in_(("done", "failed")), sa.not_(_sealed()),
-            sa.or_(r.c.tenant.is_(None), r.c.tenant.in_(self.tenants)), sa.not_(_no_consent()), *consent,
+            sa.or_(r.c.tenant.is_(None), r.c.tenant.in_(self.tenants)), sa.not_(_no_consent()), *consent, *rated,
         ]  # fmt: skip
 
 
@@ -325,6 +327,7 @@ def left_out(store: Store, selection: Selection) -> dict[str, int]:
         "of a tenant that was not named": sa.and_(r.c.tenant.is_not(None), r.c.tenant.not_in(selection.tenants)),
         "without a consent that was given": _no_consent(),
         **({"without any consent": r.c.consent.is_(None)} if selection.require_consent else {}),
+        **({"without a person's rating": r.c.human_rating.is_(None)} if selection.rated else {}),
     }
     counts: Counter[str] = Counter()
     with store.engine.connect() as connection:

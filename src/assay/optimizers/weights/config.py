@@ -69,7 +69,7 @@ class PolicyConfig:
         returns: how a call is credited, see `assay.traces.credit.returns`; `episode` gives all calls of a rollout the same.
         scale: divides advantages by a deviation (of `grpo` and `reinforce++`).
         step_weight, outcome_weight: of step rewards and of the rubric's score in the rewards.
-        micro: rollouts whose calls go through the model at once; memory grows with it.
+        micro: rollouts whose calls go through the model at once; memory grows with it. 0: those of one group.
         max_length: tokens of a call, prompt and completion; longer ones are not trained on.
         max_completion: tokens of an answer.
         rollout_timeout_s: seconds after which a rollout is given up and left out.
@@ -99,7 +99,7 @@ class PolicyConfig:
     scale: bool = True
     step_weight: float = 1.0
     outcome_weight: float = 1.0
-    micro: int = 4
+    micro: int = 0
     max_length: int = 2048
     max_completion: int = 128
     max_grad_norm: float = 1.0
@@ -117,8 +117,9 @@ class PolicyConfig:
         for name, known in (("algorithm", ALGORITHMS), ("loss", LOSSES), ("returns", RETURNS), ("vllm", ("none", "colocate", "server"))):
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}")
-        _at_least(self, 1, "steps", "tasks", "iterations", "rank", "micro", "max_completion", "held_out", "save_every")
         _at_least(self, 2, "group")
+        object.__setattr__(self, "micro", self.micro or self.group)
+        _at_least(self, 1, "steps", "tasks", "iterations", "rank", "micro", "max_completion", "held_out", "save_every")
         _at_least(self, 16, "max_length")
         _at_least(self, 0, "evaluate_every", "samples_every", "seed", "beta", "step_weight", "outcome_weight")
         _between(self, 0, 1, "discount", "gae_lambda", "epsilon", "forget")

@@ -70,9 +70,10 @@ class Rollouts:
         self.tally.rollouts += len(runs)
         self.tally.calls += len(rows)
         rollouts = over_ranks([_told(prediction._rollout) for prediction in found if prediction is not None])
-        told = {**_numbers(world, rollouts), "flat_groups": credit.flat / max(1, credit.groups), "rows": float(len(rows))}
+        told = {**_numbers(world, rollouts), "flat_groups": credit.flat / max(1, credit.groups), "rows": float(sum(over_ranks([len(rows)])))}
         if self.watching is not None:
-            told["watched"] = self._watched(found)
+            with session.phase("train"):
+                told["watched"] = _mean([value for part in over_ranks([self._watched(found)]) for value in part])
         self._sample(step, found, credit.advantages)
         return Batch(rows, flat, {name: value for name, value in told.items() if math.isfinite(value)})
 
@@ -97,8 +98,8 @@ class Rollouts:
             raise ModelError(f"no rollout of a whole step could be scored: {dict(left)}")
         return kept
 
-    def _watched(self, found: Sequence[Any]) -> float:
-        """Mean score of the rollouts by the rubric that is not trained on; NaN where it scored none."""
+    def _watched(self, found: Sequence[Any]) -> list[float]:
+        """Scores of the rollouts by the rubric that is not trained on; NaN where it could not decide."""
         session, watching = self.bench.session, self.watching
         assert watching is not None
 
@@ -110,9 +111,7 @@ class Rollouts:
 
         with session.context(), ThreadPoolExecutor(session.threads) as pool:
             waiting = [pool.submit(contextvars.copy_context().run, score, prediction) for prediction in found if prediction is not None]
-            values = [one.result() for one in waiting]
-        scored = [value for value in values if not math.isnan(value)]
-        return float(np.mean(scored)) if scored else math.nan
+            return [one.result() for one in waiting]
 
     def _sample(self, step: int, found: Sequence[Any], advantages: Mapping[str, list[float]]) -> None:
         """Keeps one rollout of every so many steps as it was, for people."""
@@ -122,6 +121,12 @@ class Rollouts:
         calls = [{"t": call.t, "output": call.output, "rewards": call.step_rewards} for call in rollout.transitions]
         told = {"step": step, "inputs": rollout.inputs, "score": rollout.score, "calls": calls, "advantages": advantages.get(rollout.id)}
         self.tally.samples.append(told)
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Of those that are numbers; NaN where none is."""
+    known = [value for value in values if not math.isnan(value)]
+    return float(np.mean(known)) if known else math.nan
 
 
 def _told(rollout: Rollout) -> dict[str, Any]:

@@ -101,6 +101,7 @@ class _Training:
         self.best: tuple[float, int] | None = None
         self.kept_at: dict[str, float] = {}  # what the retained benches scored before
         self.diverged = False
+        self.rows = 1.0  # of the last batch
         if source.engine is not None:
             for one in self.benches:
                 one.session.executor = source.engine.execute
@@ -199,7 +200,8 @@ class _Training:
             return
         self.diverged = not all(math.isfinite(float(logged[key])) for key in ("loss", "grad_norm") if key in logged)
         told = {key: float(value) for key, value in logged.items() if isinstance(value, int | float) and math.isfinite(value)}
-        if not told.get("rows", 1):  # TRL tells of the blank row that stood in
+        self.rows = told.get("rows", self.rows)
+        if not self.rows:  # TRL tells of the blank row that stood in
             told = {key: value for key, value in told.items() if key not in ("entropy", "kl") and not key.startswith("clip_ratio")}
         for alarm in self.watch.see(step, told):
             self.shown.say(f"alarm: {alarm}")

@@ -4,11 +4,13 @@ DSPy rebuilds completions from the fields that were read, so these are not alway
 score. `assay.train` has neither limit.
 """
 
+import itertools
 import math
 import queue
 import shutil
 import tempfile
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -18,7 +20,7 @@ from typing import Any
 import dspy
 from dspy.clients.provider import ReinforceJob
 
-from assay.errors import ConfigError, DataError
+from assay.errors import AssayError, ConfigError, DataError, ModelError
 from assay.models import LanguageModel
 from assay.models.adapters import keep_adapter, served_as
 from assay.models.embedded import LlamaBackend, PolicyBackend
@@ -32,6 +34,11 @@ from assay.optimizers.weights.work import check_free, ready
 __all__ = ["TRLReinforceJob"]
 
 _ENDLESS = 10_000  # steps: DSPy's loop says when it ends
+_SETTINGS = frozenset({
+    "name", "algorithm", "tasks", "num_generations", "learning_rate", "rank", "loss", "epsilon", "epsilon_high", "beta", "scale", "max_length",
+    "max_grad_norm", "seed",
+})  # fmt: skip
+_batches = itertools.count()  # one for all jobs: DSPy's GRPO remembers over its compiles which ones it has filled
 
 
 class _Ended(Exception):
@@ -42,25 +49,36 @@ class TRLReinforceJob(ReinforceJob):  # type: ignore[misc]
     """Trains an embedded model on the groups that DSPy's `GRPO` hands over; the language model answers with the new weights after each
     step, in place, and at the end it is the model with its adapter.
 
+    While it trains, the language model has no cache and no seed (all rollouts of an example would be the same), and a temperature of 1
+    where it had none.
+
     Args:
-        train_kwargs: fields of `PolicyConfig` (`tasks` is how many groups a step takes), and `name` for the adapter.
+        train_kwargs: `name` for the adapter; `tasks`, how many groups a step takes (DSPy makes one for each example, predictor and
+            invocation); and of `PolicyConfig`: algorithm, learning_rate, rank, loss, epsilon, epsilon_high, beta, scale, max_length,
+            max_grad_norm, seed.
     Raises:
-        ConfigError: no embedded model, an unknown setting, or there is an adapter of this name.
+        ConfigError: no embedded model, one that answers greedily, an unknown setting, or there is an adapter of this name.
     """
 
     def __init__(self, lm: dspy.LM, train_kwargs: Mapping[str, Any] | None = None) -> None:
         super().__init__(lm=lm, train_kwargs=dict(train_kwargs or {}))
         if not isinstance(lm, LanguageModel) or not isinstance(lm.recording.backend, LlamaBackend):
             raise ConfigError(f"{lm.model!r} is no embedded model: make it with assay.get_lm('embedded/…')")
+        if unknown := sorted(self.train_kwargs.keys() - _SETTINGS):
+            raise ConfigError(f"train_kwargs: {unknown} would have no effect; there are {', '.join(sorted(_SETTINGS))}")
+        temperature = lm.kwargs.get("temperature")
+        if temperature == 0:
+            raise ConfigError("the language model has temperature 0: all rollouts of an example would be the same")
         settings = {**self.train_kwargs, "model": lm.model, "steps": _ENDLESS, "save_every": _ENDLESS}
-        settings["group"] = settings.pop("num_generations", settings.get("group", PolicyConfig.group))
-        settings.setdefault("micro", settings["group"])
-        settings["temperature"] = lm.kwargs.get("temperature") or 1.0
+        settings["group"] = settings.pop("num_generations", PolicyConfig.group)
+        settings["temperature"] = 1.0 if temperature is None else temperature
         self.name = str(settings.pop("name", "dspy-grpo"))
         self.config: PolicyConfig = made_of(PolicyConfig, settings, "train_kwargs")
+        if self.config.algorithm == "ppo":
+            raise ConfigError("algorithm='ppo' needs the calls of whole rollouts, which DSPy's GRPO does not hand over: use assay.train")
         check_free(self.name)
-        self.left_out, self.steps = Counter[str](), 0
-        self._given: queue.Queue[list[dict[str, Any]] | None] = queue.Queue()
+        self.left_out, self.steps, self.pending = Counter[str](), 0, list[int]()
+        self._given: queue.Queue[list[Trajectory] | None] = queue.Queue()
         self.trainer: Any = None
         self._asks, self._over = threading.Event(), threading.Event()
         self._error: BaseException | None = None
@@ -69,10 +87,14 @@ class TRLReinforceJob(ReinforceJob):  # type: ignore[misc]
 
     def initialize(self) -> None:
         """Loads the model; returns when the first data may come."""
-        self._folder = Path(tempfile.mkdtemp(prefix="assay-grpo-"))
         self.policy: Policy = load_policy(self.lm.model)
+        self._folder = Path(tempfile.mkdtemp(prefix="assay-grpo-"))
+        self._removed = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         engine = self.lm.recording
-        self._cache, engine.cache = engine.cache, None  # a policy in training is never answered from a cache
+        self._before = (engine.cache, dict(self.lm.kwargs))
+        engine.cache = None
+        self.lm.kwargs["temperature"] = self.config.temperature
+        self.lm.kwargs.pop("seed", None)
         engine.backend = PolicyBackend(self.lm.model)
         self.thread = threading.Thread(target=self._work, daemon=True, name="assay-grpo")
         self.thread.start()
@@ -80,10 +102,10 @@ class TRLReinforceJob(ReinforceJob):  # type: ignore[misc]
 
     def get_status(self) -> dict[str, Any]:
         """DSPy's `GRPOStatus`: `pending_batch_ids` are the groups that the next step takes."""
-        pending = range(self.steps * self.config.tasks, (self.steps + 1) * self.config.tasks) if self._asks.is_set() else ()
         return {
             "job_id": self.name, "status": "succeeded" if self._over.is_set() else "running", "current_model": self.lm.model,
-            "checkpoints": dict(self.checkpoints), "last_checkpoint": self.last_checkpoint, "pending_batch_ids": list(pending),
+            "checkpoints": dict(self.checkpoints), "last_checkpoint": self.last_checkpoint,
+            "pending_batch_ids": list(self.pending) if self._asks.is_set() else [],
         }  # fmt: skip
 
     status = get_status
@@ -94,50 +116,62 @@ class TRLReinforceJob(ReinforceJob):  # type: ignore[misc]
         Args:
             train_data: groups of `{"batch_id", "group"}`, a group of `{"messages", "completion", "reward"}`.
         Raises:
-            DataError: no group, or a reward that is no number. ConfigError: not in the format `grpo_chat`.
+            DataError: no group, or a reward that is no number; the job goes on. ConfigError: not in the format `grpo_chat`.
         """
         kind = getattr(train_data_format, "value", train_data_format)
         if kind != "grpo_chat":
             raise ConfigError(f"train_data_format={kind!r} must be 'grpo_chat'")
         if not train_data or not all(given["group"] for given in train_data):
             raise DataError("a step was given no group of completions")
+        batch = [self._trajectory(given["batch_id"], at, one) for given in train_data for at, one in enumerate(given["group"])]
         self._asks.clear()
-        self._given.put([dict(given) for given in train_data])
+        self._given.put(batch)
         self._wait()
         self.steps += 1
 
     def save_checkpoint(self, checkpoint_name: str) -> None:
         """Keeps the adapter as it is now, in PEFT's form, until the job ends."""
-        folder = self._folder / "checkpoints" / checkpoint_name
-        self.trainer.accelerator.unwrap_model(self.trainer.model).save_pretrained(str(folder))
-        self.checkpoints[checkpoint_name], self.last_checkpoint = str(folder), checkpoint_name
+        self.checkpoints[checkpoint_name] = str(self._saved(Path("checkpoints") / checkpoint_name))
+        self.last_checkpoint = checkpoint_name
 
     def terminate(self) -> None:
-        """Keeps the adapter under its name; the language model is from now on the model with it."""
+        """Keeps the adapter under its name; the language model is from now on the model with it.
+
+        Raises:
+            ModelError: it could not be kept; the error says where it lies, and the language model is what it was.
+        """
         self._end()
+        kept = self._saved(Path("adapter"))
+        assert self.policy.embedded is not None
+        made = {"config": asdict(self.config), "steps": self.steps, "left_out": dict(self.left_out)}
+        made["tokenizer_sha256"] = tokenizer_sha(self.policy.tokenizer)
         try:
-            kept = self._folder / "adapter"
-            self.trainer.accelerator.unwrap_model(self.trainer.model).save_pretrained(str(kept))
-            assert self.policy.embedded is not None
-            made = {"config": asdict(self.config), "steps": self.steps, "left_out": dict(self.left_out)}
-            made["tokenizer_sha256"] = tokenizer_sha(self.policy.tokenizer)
             adapter = keep_adapter(self.name, kept, base=self.policy.embedded, after=self.policy.merged, made=made)
-            self._serve(served_as(adapter))
-        finally:
-            self._clean()
+        except (AssayError, OSError) as error:
+            self._removed.detach()
+            self._serve(self.lm.model)
+            raise ModelError(f"the adapter could not be kept as {self.name!r} ({error}); it lies in {kept}, in PEFT's form") from error
+        self._serve(served_as(adapter))
+        self._removed()
 
     def cancel(self) -> None:
         """Ends without keeping anything; the language model is what it was."""
         self._end()
         self._serve(self.lm.model)
-        self._clean()
+        self._removed()
 
     # -- inside
 
+    def _saved(self, where: Path) -> Path:
+        folder = self._folder / where
+        self.trainer.accelerator.unwrap_model(self.trainer.model).save_pretrained(str(folder))
+        return folder
+
     def _wait(self) -> None:
-        """Until the trainer asks for data; raises what went wrong in it."""
+        """Until the trainer asks for data; where it failed, the language model is what it was, and its error is raised."""
         while not self._asks.wait(0.1):
             if not self.thread.is_alive() and not self._asks.is_set():
+                self.cancel()
                 raise self._error or RuntimeError("the trainer ended")
 
     def _end(self) -> None:
@@ -148,11 +182,10 @@ class TRLReinforceJob(ReinforceJob):  # type: ignore[misc]
 
     def _serve(self, name: str) -> None:
         engine = self.lm.recording
-        engine.backend.swap(None)
-        engine.backend, engine.model, engine.cache, self.lm.model = LlamaBackend(name), name, self._cache, name
-
-    def _clean(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if isinstance(engine.backend, PolicyBackend):
+            engine.backend.swap(None)
+        engine.backend, engine.model, self.lm.model = LlamaBackend(name), name, name
+        engine.cache, self.lm.kwargs = self._before
 
     def _work(self) -> None:
         from transformers import TrainerCallback
@@ -172,18 +205,18 @@ class TRLReinforceJob(ReinforceJob):  # type: ignore[misc]
         from assay.optimizers.weights.trainer import Batch
 
         serve(trainer, self.lm.recording.backend, self._folder, self.steps).unlink()
+        self.pending = [next(_batches) for _ in range(self.config.tasks)]
         self._asks.set()
-        given = self._given.get()
-        if given is None:
+        batch = self._given.get()
+        if batch is None:
             raise _Ended
-        batch = [self._trajectory(group, at, one) for group in given for at, one in enumerate(group["group"])]
         return Batch(*assign_credit(batch, self.config, ValueMemory()).given_to(batch, self.left_out))
 
-    def _trajectory(self, group: Mapping[str, Any], at: int, one: Mapping[str, Any]) -> Trajectory:
+    def _trajectory(self, group: int, at: int, one: Mapping[str, Any]) -> Trajectory:
         reward = float(one["reward"])
         if not math.isfinite(reward):
-            raise DataError(f"a completion of group {group['batch_id']} has the reward {reward}: the metric must give a number")
-        found, row = Trajectory(group=str(group["batch_id"]), rollout=f"{group['batch_id']}-{at}", rewards=[reward]), self.row_of(one)
+            raise DataError(f"a completion of group {group} has the reward {reward}: the metric must give a number")
+        found, row = Trajectory(group=str(group), rollout=f"{group}-{at}", rewards=[reward]), self.row_of(one)
         if len(row.prompt_ids) + len(row.completion_ids) > self.config.max_length:
             self.left_out[f"calls of more than {self.config.max_length} tokens"] += 1
         else:

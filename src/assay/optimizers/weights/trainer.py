@@ -25,8 +25,8 @@ _SHORT = 512  # tokens up to which plain attention beats the fused one on CPUs: 
 
 @dataclass
 class Batch:
-    """Rows of this process, with numbers for the log. `flat` are rows of groups without spread: they go through no model, and count in
-    the mean all the same."""
+    """Rows of this process, with numbers for the log. `flat` are rows of groups without spread: they count in the mean, and go through
+    the model only where there is a KL to be taken of them."""
 
     rows: list[Row]
     flat: Sequence[Row] = ()
@@ -52,12 +52,13 @@ class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
         mode = "train" if self.model.training else "eval"
         for name, value in batch.metrics.items():
             self._metrics[mode][name].append(value)
-        rows, parts = batch.rows, self.args.steps_per_generation if mode == "train" else 1
+        rows, flat = (batch.rows, list(batch.flat)) if not self.beta else ([*batch.rows, *batch.flat], [])
+        parts = self.args.steps_per_generation if mode == "train" else 1
         most = max(over_ranks([len(rows)]))  # every process takes part in as many passes
         fill = max(parts, math.ceil(most / parts) * parts) - len(rows)
         blank = Row(turn=0, prompt_ids=[self._tokenizer.pad_token_id], completion_ids=[self._tokenizer.pad_token_id], trained=[False])
         known = bool(rows) and all(row.logprobs is not None for row in rows)
-        return self._tensors([*rows, *[blank] * fill], old=all(over_ranks([known or not rows])), flat=batch.flat)
+        return self._tensors([*rows, *[blank] * fill], old=all(over_ranks([known or not rows])), flat=flat)
 
     def _padded(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Tokens and masks of rows, prompts to the left, completions to the right."""
@@ -82,8 +83,10 @@ class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
         out = {**self._padded(rows), "advantages": torch.tensor([row.advantage for row in rows], device=self.accelerator.device)}
         mask = out["completion_mask"] * out["tool_mask"]
         out["num_items_in_batch"] = self.accelerator.gather(mask.sum() + sum(sum(row.trained) for row in flat)).sum()
-        if self.loss_type not in ("dapo", "cispo", "vespo"):  # a mean over rows, some of which are blank
-            live = (mask.any(dim=1).sum() + len(flat)).clamp(min=1)
+        if self.loss_type == "bnpo":  # a mean over the tokens of each part
+            out["advantages"] = out["advantages"] * (self.accelerator.gather(mask.sum()).sum() / out["num_items_in_batch"].clamp(min=1))
+        elif self.loss_type not in ("dapo", "cispo", "vespo"):  # a mean over rows, some of which are blank
+            live = self.accelerator.gather(mask.any(dim=1).sum() + len(flat)).float().mean().clamp(min=1 / self.accelerator.num_processes)
             out["advantages"] = out["advantages"] * (len(rows) / live)
         with torch.no_grad():
             if old:
