@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import random
 import re
 import shutil
 import subprocess
@@ -98,6 +97,17 @@ def test_what_is_trained_on_is_what_was_sampled(trained: tuple[Path, Any], embed
     assert set(report.validation) == {"MathQA"} or set(report.validation) == {"math_qa"}
 
 
+class Saying(dspy.Module):
+    """One answer, in free words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.say = dspy.Predict("question -> answer")
+
+    def forward(self, question: str) -> dspy.Prediction:
+        return self.say(question=question)
+
+
 class Turning(dspy.Module):
     """One choice, by words that a grammar offers."""
 
@@ -114,46 +124,17 @@ class Turning(dspy.Module):
 @pytest.mark.slow
 @pytest.mark.model
 def test_what_is_rewarded_becomes_likelier(embedded: str) -> None:
-    chosen = random.Random(0)
-    lines = [{"inputs": {"place": f"{chosen.randint(1, 999)} Main Street"}, "expected": {"turn": "yes"}} for _ in range(80)]
-    Path("turns.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    Path("turn.yaml").write_text("name: turn\ncriteria:\n  - {name: turn, weight: 1, check: 'assay.rubrics.checks:exact', with: {field: turn}}\n")
+    tasks = [{"inputs": {"question": f"What is the number {number} known for?"}, "expected": {}} for number in range(80)]
+    Path("numbers.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    Path("brief.py").write_text('def brief(task, prediction, rollout):\n    return max(0.0, 1 - len(str(prediction["answer"])) / 60)\n')
+    Path("brief.yaml").write_text("name: brief\ncriteria:\n  - {name: brief, weight: 1, check: 'brief.py:brief'}\n")
     report = train(
-        Turning(), rubric="turn.yaml", data="turns.jsonl", name="yes", model=embedded, adapter="lean", steps=6, tasks=4, group=4, learning_rate=1e-3,
-        max_completion=16, evaluate_every=0, sizes={"test": 12, "val": 2},
+        Saying(), rubric="brief.yaml", data="numbers.jsonl", name="brief", model=embedded, adapter="lean", steps=4, tasks=4, group=4,
+        learning_rate=5e-4, beta=0.0, max_completion=20, evaluate_every=0, sizes={"test": 10, "val": 2},
     )  # fmt: skip
     sampled = next(iter(report.validation.values()))["sampled"]
     assert sampled["gain"]["low"] > 0
-    assert sampled["after"]["score"] > 0.9
-
-
-@pytest.mark.slow
-@pytest.mark.model
-def test_an_export_is_trained_on_with_the_ratio_to_what_made_it(
-    trained: tuple[Path, Any], embedded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, _ = trained
-    monkeypatch.chdir(folder)
-    shutil.rmtree("rows", ignore_errors=True)
-    assay.export("transitions", "rows", allow_ungated=True, privacy="off")
-    manifest = json.loads(Path("rows/manifest.json").read_text())
-    assert list(manifest["tokenizers"]) == [spec(embedded).tokenizer_sha256]
-    small = {key: value for key, value in SMALL.items() if key not in ("adapter", "evaluate_every")}
-    report = train_offline("rows", name="offline", model=embedded, **small)
-    assert report.name == f"{embedded}+offline"
-    assert report.tally.calls > 0
-    off = next(note for note in report.notes if note.startswith("off policy by"))
-    assert abs(float(off.split()[3])) < 0.2
-    assert not any("far off policy" in note for note in report.notes)
-    again = Recorded("rows", PolicyConfig(algorithm="rloo", tasks=2, group=2, micro=2))
-    assert all(len(turns) == len(again.rollouts[name].transitions) for name, turns in again.credit.advantages.items())
-
-    manifest["tokenizers"] = {"0" * 64: 3}
-    Path("rows/manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(DataError, match="tokens of another tokenizer"):
-        train_offline("rows", name="other", model=embedded, **small)
-    with pytest.raises(DataError, match="is an export for transitions"):
-        assay.optimizers.weights.read_sft("rows", min_quality=0.8, held_out=0.1, seed=0)
+    assert report.curves["score"][4] > report.curves["score"][1] + 0.1
 
 
 def rewritten(folder: Path, out: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Path:
