@@ -81,7 +81,10 @@ def query(sql: str) -> list[list[Any]]:
         opened.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1_000_000)
         left = iter(range(100))
         opened.set_progress_handler(lambda: int(next(left, None) is None), 100_000)  # instructions of SQLite's machine
-        return [list(row) for row in opened.execute(sql).fetchmany(200)]
+        found = opened.execute(sql)
+        if found.description is None:
+            raise sqlite3.OperationalError("this is no query")
+        return [list(row) for row in found.fetchmany(200)]
 
 
 def from_package(out: Path) -> None:
