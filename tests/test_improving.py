@@ -38,7 +38,7 @@ def test_weights_that_the_gate_favours_are_kept_and_served(embedded: str, own_fo
     Path("turn.yaml").write_text("name: turn\ncriteria:\n  - {name: turn, weight: 1, check: 'assay.rubrics.checks:exact', with: {field: turn}}\n")
     report = assay.improve(
         "turning.py:Turning", rubric="turn.yaml", data="turns.jsonl", name="up", order=["sft"], rollouts=2, model=embedded, adapter="lean",
-        sft={"epochs": 4, "batch": 4, "learning_rate": 1e-3, "rank": 4}, parameters={"temperature": 1.0}, sizes={"train": 24, "gate": 20, "test": 20},
+        sft={"epochs": 4, "batch": 4, "learning_rate": 1e-3, "rank": 4}, parameters={"temperature": 1.0}, sizes={"train": 16, "gate": 14, "test": 8},
     )  # fmt: skip
     step = report.steps[0]
     assert step["kept"], report.steps

@@ -130,7 +130,7 @@ def test_what_is_rewarded_becomes_likelier(embedded: str) -> None:
     Path("brief.yaml").write_text("name: brief\ncriteria:\n  - {name: brief, weight: 1, check: 'brief.py:brief'}\n")
     report = train(
         Saying(), rubric="brief.yaml", data="numbers.jsonl", name="brief", model=embedded, adapter="lean", steps=4, tasks=4, group=4,
-        learning_rate=5e-4, beta=0.0, max_completion=20, evaluate_every=0, sizes={"test": 10, "val": 2},
+        learning_rate=5e-4, beta=0.0, max_completion=20, evaluate_every=0, sizes={"test": 6, "val": 2},
     )  # fmt: skip
     sampled = next(iter(report.validation.values()))["sampled"]
     assert sampled["gain"]["low"] > 0
@@ -317,12 +317,12 @@ def test_dspys_own_finetuning_comes_back_as_a_model_with_the_adapter(embedded: s
     teacher.set_lm(scripted_lm(lambda _: "[[ ## turn ## ]]\nyes\n\n[[ ## completed ## ]]"))
     metric, kwargs = (
         lambda gold, found, trace=None: found.turn == "yes",
-        {"name": "turn", "epochs": 6, "batch": 4, "learning_rate": 1e-3, "held_out": 0.0},
+        {"name": "turn", "epochs": 4, "batch": 4, "learning_rate": 1e-3, "held_out": 0.0},
     )
     weights = dspy.BootstrapFinetune(metric=metric, adapter=dspy.ChatAdapter(), train_kwargs=kwargs, num_threads=1)
     with dspy.context(adapter=dspy.ChatAdapter()):
         trained = dspy.BetterTogether(metric=metric, w=weights).compile(
-            student, trainset=examples(12), valset=examples(2), teacher=teacher, strategy="w"
+            student, trainset=examples(8), valset=examples(2), teacher=teacher, strategy="w"
         )
     assert trained.turn.lm.model == f"{embedded}+turn"
     with dspy.context(adapter=dspy.ChatAdapter()):
