@@ -3,8 +3,8 @@
     python benchmarks/credit.py [--seeds 0 1 2 3 4] [--steps 16]
 
 A message is sorted by four decisions, each a call and each worth a quarter: topic, kind of thing, tone, urgency. `step` credits a call with
-its own reward, `to_go` with its own and the later ones, `episode` with all four. One line a run: held-out score before, along the way and
-after, greedily and sampled, and the area under the curve of the training scores (the mean over the steps).
+its own reward, `to_go` with its own and the later ones, `episode` with all four. One line a run: score on sealed messages before and after,
+greedily and sampled, and the area under the curve of the training scores (the mean over the steps).
 """
 
 import argparse

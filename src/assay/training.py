@@ -89,10 +89,7 @@ def train(
     common: dict[str, Any] = {
         "model": settings.model, "seed": settings.seed, "cache": False, "name": name, "settings": repr(settings), **options,
     }  # fmt: skip
-    measure, watching = load_rubric(rubric), load_rubric(watch) if watch is not None else None
-    _refuse_self_judgement(measure, common.get("judge_model"), settings.model, judged_by_itself)
-    if watching is not None:  # what watches must be another model in any case
-        _refuse_self_judgement(watching, common.get("judge_model"), settings.model, False)
+    measure, watching = _measures(rubric, watch, judge=common.get("judge_model"), model=settings.model, forced=judged_by_itself)
     engine = _engine(settings)
     with ExitStack() as opened:
 
@@ -107,12 +104,10 @@ def train(
             return Bench(title, job.student, job.session, job.splits.val, job.splits.unseal(), trained), job
 
         main, job = bench(program, measure, data, parameters, True)
-        kept = []
-        for one in (Retained.read(part) if isinstance(part, str) else part for part in retain):
-            kept.append(bench(one.program, one.rubric, one.data, {"temperature": settings.temperature}, False)[0])
-        if watching is not None:
-            watching = load_rubric(watching, judge_lm=job.session.judge_lm)
-        source = Rollouts(main, job.splits.train, settings, engine, watching=watching)
+        others, sampled = [Retained.read(part) if isinstance(part, str) else part for part in retain], {"temperature": settings.temperature}
+        kept = [bench(one.program, one.rubric, one.data, sampled, False)[0] for one in others]
+        watcher = load_rubric(watching, judge_lm=job.session.judge_lm) if watching is not None else None
+        source = Rollouts(main, job.splits.train, settings, engine, watching=watcher)
         return train_policy(source, name, settings, retained=kept, resume=resume, progress=shown)
 
 
@@ -163,9 +158,15 @@ def _engine(settings: PolicyConfig) -> PolicyEngine:
     return TrainerPolicy(settings.model, max_completion=settings.max_completion)
 
 
-def _refuse_self_judgement(rubric: Rubric, judge: str | None, model: str, forced: bool) -> None:
-    if rubric.needs_judge and (judge is None or judge == model) and not forced:
-        raise ConfigError(
-            f"the rubric {rubric.name!r} would be judged by {model}, the model in training, which would learn to please itself: name another with "
-            "--judge-model, or say --judged-by-itself"
-        )
+def _measures(
+    rubric: str | Path | Rubric, watch: str | Path | Rubric | None, *, judge: str | None, model: str, forced: bool
+) -> tuple[Rubric, Rubric | None]:  # fmt: skip
+    """What is trained on and what only watches, neither judged by the model in training; the first may be, where that is forced."""
+    measure, watching = load_rubric(rubric), load_rubric(watch) if watch is not None else None
+    for one, may in ((measure, forced), (watching, False)):
+        if one is not None and one.needs_judge and judge in (None, model) and not may:
+            raise ConfigError(
+                f"the rubric {one.name!r} would be judged by {model}, the model in training, which would learn to please itself: name another "
+                f"with --judge-model{', or say --judged-by-itself' if one is measure else ''}"
+            )
+    return measure, watching

@@ -193,6 +193,23 @@ def test_merged_weights_say_what_base_and_adapter_say(
     assert get_lm(f"{embedded}+two-steps", temperature=0.0, max_tokens=8)("Say hi.")
 
 
+@pytest.mark.slow
+@pytest.mark.model
+def test_another_model_may_judge_what_only_watches(trained: tuple[Path, Any], embedded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(trained[0])
+    Path("nice.yaml").write_text("name: nice\ncriteria:\n  - {name: nice, weight: 1, judge: 'Is it nice?'}\n")
+    report = train(
+        "math_qa", rubric="digits.yaml", watch="nice.yaml", judge_model=f"{embedded}+two-steps", data=DATA, name="watched", model=embedded,
+        store="watched.db", sizes={"test": 2, "val": 2}, **SMALL,
+    )  # fmt: skip
+    assert set(report.curves["watched"]) == {1, 2}
+    assert all(0 <= value <= 1 for value in report.curves["watched"].values())
+    with Store("watched.db") as store:
+        judged = [rollout for rollout in store.rollouts(limit=None) if rollout.source == "judge"]
+    assert len(judged) >= 8
+    assert {rollout.phase for rollout in judged} == {"train"}
+
+
 def test_a_model_in_training_does_not_judge_itself(embedded: str, tmp_path: Path) -> None:
     Path("nice.yaml").write_text("name: nice\ncriteria:\n  - {name: nice, weight: 1, judge: 'Is it nice?'}\n")
     for judge in ({}, {"judge_model": embedded}):

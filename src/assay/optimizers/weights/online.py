@@ -70,7 +70,8 @@ class Rollouts:
         self.tally.rollouts += len(runs)
         self.tally.calls += len(rows)
         rollouts = over_ranks([_told(prediction._rollout) for prediction in found if prediction is not None])
-        told = {**_numbers(world, rollouts), "flat_groups": credit.flat / max(1, credit.groups), "rows": float(sum(over_ranks([len(rows)])))}
+        passed = len(rows) + (len(flat) if self.config.beta else 0)  # through the model
+        told = {**_numbers(world, rollouts), "flat_groups": credit.flat / max(1, credit.groups), "rows": float(sum(over_ranks([passed])))}
         if self.watching is not None:
             with session.phase("train"):
                 told["watched"] = _mean([value for part in over_ranks([self._watched(found)]) for value in part])
@@ -158,7 +159,7 @@ def _numbers(world: Sequence[Trajectory], rollouts: Sequence[Mapping[str, Any]])
     scores = [told["score"] for told in rollouts if told["score"] is not None]
     calls = [count for told in rollouts for count in told["tokens"]]
     cut = [one for told in rollouts for one in told["cut"]]
-    found["score"] = float(np.mean(scores)) if scores else math.nan
+    found["score"] = _mean(scores)
     found["distinct"] = float(np.mean([len(set(said)) / len(said) for said in answers.values()])) if answers else math.nan
     found["turns"] = len(calls) / max(1, len(rollouts))
     found["tokens"] = float(np.mean(calls)) if calls else math.nan

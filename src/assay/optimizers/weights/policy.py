@@ -1,5 +1,6 @@
 """The policy gradient: rollouts of a program under the weights as they are, credit for each of its calls, a step; again."""
 
+import itertools
 import json
 import math
 import os
@@ -101,7 +102,7 @@ class _Training:
         self.best: tuple[float, int] | None = None
         self.kept_at: dict[str, float] = {}  # what the retained benches scored before
         self.diverged = False
-        self.rows = 1.0  # of the last batch
+        self.rows, self.lines = 1.0, itertools.count()  # of the last batch; of the table
         if source.engine is not None:
             for one in self.benches:
                 one.session.executor = source.engine.execute
@@ -207,7 +208,7 @@ class _Training:
             self.shown.say(f"alarm: {alarm}")
         if "step_time" in told:
             self.source.tally.spend("steps", told["step_time"])
-        if step % _HEAD_EVERY == 1 or len(self.watch.curves["reward"]) < 2:
+        if next(self.lines) % _HEAD_EVERY == 0:
             self.shown.say(_HEAD)
         self.shown.say(_line(step, told))
 

@@ -79,7 +79,7 @@ class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
         padded: torch.Tensor = pad(list(parts), padding_value=value, padding_side=side).to(self.accelerator.device)
         return padded
 
-    def _tensors(self, rows: Sequence[Row], *, old: bool, flat: Sequence[Row] = ()) -> dict[str, Any]:
+    def _tensors(self, rows: Sequence[Row], *, old: bool, flat: Sequence[Row]) -> dict[str, Any]:
         out = {**self._padded(rows), "advantages": torch.tensor([row.advantage for row in rows], device=self.accelerator.device)}
         mask = out["completion_mask"] * out["tool_mask"]
         out["num_items_in_batch"] = self.accelerator.gather(mask.sum() + sum(sum(row.trained) for row in flat)).sum()
