@@ -18,6 +18,7 @@ from assay.optimizers import Session, Student
 from assay.optimizers.weights.config import PolicyConfig
 from assay.optimizers.weights.engines import TrainerPolicy
 from assay.optimizers.weights.online import Rollouts
+from assay.optimizers.weights.page import of_other_seeds, write_report
 from assay.optimizers.weights.policy import PolicyReport, train_policy
 from assay.optimizers.weights.validation import Bench
 from assay.traces import Recorder, Store
@@ -174,3 +175,13 @@ def test_two_processes_train_one_program(tiny_model: Path) -> None:
     assert set(report["curves"]["held_out_greedy"]) == {"0", "1", "2"}
     assert Path(report["path"]).is_dir()
     assert Path(".assay/rank-1/assay.db").exists()
+
+
+def test_the_page_tells_how_many_seeds_converged(tmp_path: Path) -> None:
+    first = PolicyReport("embedded/x+a+b", tmp_path, PolicyConfig(model="embedded/x+a"), validation={}, converged=True).to_dict()
+    again = {**first, "converged": None, "config": {**first["config"], "seed": 1, "model": "embedded/x+c"}}
+    longer = {**first, "config": {**first["config"], "seed": 2, "steps": 99}}
+    warm_up = {"config": {"model": "embedded/x"}, "loss": {}}
+    others = of_other_seeds(first, [first, again, longer, warm_up])
+    assert others == [again]
+    assert "of 2 seeds 1 did, 0 did not, 1 took too few steps" in write_report(tmp_path / "page.html", first, others).read_text()

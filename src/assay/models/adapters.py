@@ -42,6 +42,12 @@ class Adapter:
     def gguf(self) -> Path:
         return self.path / "adapter.gguf"
 
+    @property
+    def made(self) -> dict[str, Any]:
+        """Where it comes from: the report of its training."""
+        told: dict[str, Any] = json.loads((self.path / "adapter.json").read_text(encoding="utf-8")).get("made", {})
+        return told
+
 
 def adapter_home() -> Path:
     """Where adapters lie: `$ASSAY_ADAPTERS`, by default `.assay/adapters` in the working folder."""

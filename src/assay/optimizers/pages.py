@@ -11,7 +11,8 @@ __all__ = ["Page", "table"]
 
 _STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:1100px;margin:2em auto;padding:0 1em;color:#222}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}td,th{padding:.15em .7em;text-align:right;border-bottom:1px solid #ddd}
-td:first-child,th:first-child{text-align:left}.note{color:#666}h2{margin-top:2em}pre{white-space:pre-wrap;background:#f6f6f6;padding:.6em}"""
+td:first-child,th:first-child,.facts td{text-align:left}.facts td:first-child{white-space:nowrap;vertical-align:top}
+.note{color:#666}h2{margin-top:2em}pre{white-space:pre-wrap;background:#f6f6f6;padding:.6em}"""
 
 
 class Page:
@@ -38,14 +39,14 @@ class Page:
 
     def figure(self, figure: Any) -> None:
         """A plotly figure."""
-        self.parts.append(self._plotly.to_html(figure, include_plotlyjs=self._library, full_html=False))
+        self.parts.append(self._plotly.to_html(figure, include_plotlyjs=self._library, full_html=False, config={"displaylogo": False}))
         self._library = False
 
     def write(self, path: Path) -> Path:
         head = "".join(f"<tr><td>{html.escape(name)}</td><td>{html.escape(str(value))}</td></tr>" for name, value in self.facts.items())
         path.write_text(
             f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{html.escape(self.title)}</title><style>{_STYLE}</style>'
-            f"<h1>{html.escape(self.title)}</h1><table>{head}</table>{''.join(self.parts)}</html>",
+            f"<h1>{html.escape(self.title)}</h1><table class=facts>{head}</table>{''.join(self.parts)}</html>",
             encoding="utf-8",
         )
         return path

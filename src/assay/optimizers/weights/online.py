@@ -115,8 +115,8 @@ class Rollouts:
             return [one.result() for one in waiting]
 
     def _sample(self, step: int, found: Sequence[Any], advantages: Mapping[str, list[float]]) -> None:
-        """Keeps one rollout of every so many steps as it was, for people."""
-        if not self.config.samples_every or step % self.config.samples_every or not any(found):
+        """Keeps one rollout of every so many steps, and of the last, as it was, for people."""
+        if not self.config.samples_every or not any(found) or (step % self.config.samples_every and step < self.config.steps - 1):
             return
         rollout: Rollout = next(prediction for prediction in found if prediction is not None)._rollout
         calls = [{"t": call.t, "output": call.output, "rewards": call.step_rewards} for call in rollout.transitions]

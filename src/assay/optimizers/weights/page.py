@@ -2,25 +2,30 @@
 
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from assay.optimizers.pages import Page, table
 
-__all__ = ["in_numbers", "interval", "write_report"]
+__all__ = ["in_numbers", "interval", "of_other_seeds", "write_report"]
 
 _SMOOTH = 5  # steps of the running mean that is drawn over the noise
 
 
-def write_report(path: Path, told: Mapping[str, Any]) -> Path:
+def write_report(path: Path, told: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = ()) -> Path:
     """Writes the page of a `PolicyReport.to_dict()`.
 
+    Args:
+        others: reports of the same training with other seeds, for the share of runs that converged.
     Raises:
         MissingExtra: plotly is not installed.
     """
     config = told["config"]
     converged = {None: "too few steps to tell", True: "yes", False: "no"}[told["converged"]]
+    if others:
+        runs = [told["converged"], *(one["converged"] for one in others)]
+        converged += f"; of {len(runs)} seeds {runs.count(True)} did, {runs.count(False)} did not, {runs.count(None)} took too few steps"
     page = Page(
         f"{config['algorithm']}: {told['name'] or told['path']}",
         {
@@ -48,6 +53,17 @@ def write_report(path: Path, told: Mapping[str, Any]) -> Path:
     page.section("Settings")
     page.markup(table(("setting", "value"), list(config.items())))
     return page.write(path)
+
+
+def of_other_seeds(told: Mapping[str, Any], reports: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Those of the reports that tell of the same training but for its seed and the adapters that it began from."""
+
+    def settings(one: Mapping[str, Any]) -> tuple[Any, ...]:
+        config = {**one["config"], "seed": None, "model": one["config"]["model"].partition("+")[0]}
+        return json.dumps(config, sort_keys=True), sorted(one["validation"])
+
+    alike = [one for one in reports if "converged" in one and settings(one) == settings(told)]
+    return [one for one in alike if (one["config"]["seed"], one["config"]["model"]) != (told["config"]["seed"], told["config"]["model"])]
 
 
 def _sections(curves: Mapping[str, Any]) -> list[tuple[str, str, list[str]]]:
@@ -85,7 +101,7 @@ def _figure(curves: Mapping[str, Mapping[int, float]]) -> Any:
         if long:
             means = [sum(part) / len(part) for end in range(len(values)) if (part := values[max(0, end - _SMOOTH + 1) : end + 1])]
             figure.add_scatter(x=steps, y=means, name=shown, mode="lines", line={"color": colour, "width": 2}, legendgroup=shown)
-    figure.update_layout(height=320, margin={"l": 50, "r": 20, "t": 10, "b": 40}, xaxis_title="step", template="plotly_white", showlegend=True)
+    figure.update_layout(height=320, margin={"l": 50, "r": 20, "t": 30, "b": 40}, xaxis_title="step", template="plotly_white", showlegend=True)
     return figure
 
 

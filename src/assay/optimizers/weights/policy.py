@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from assay.errors import Cancelled, DataError, MissingExtra, ModelError
-from assay.models.adapters import keep_adapter, served_as
+from assay.models.adapters import keep_adapter, list_adapters, served_as
 from assay.optimizers.session import Progress
 from assay.optimizers.weights.base import Policy, fast_bf16, lean_head, load_policy, quiet, tokenizer_sha
 from assay.optimizers.weights.config import PolicyConfig
 from assay.optimizers.weights.guards import Watch
 from assay.optimizers.weights.offline import Recorded
 from assay.optimizers.weights.online import Rollouts
-from assay.optimizers.weights.page import write_report
+from assay.optimizers.weights.page import of_other_seeds, write_report
 from assay.optimizers.weights.rows import Tally
 from assay.optimizers.weights.validation import MODES, Bench, compared, look
 from assay.optimizers.weights.work import last_good, rank, ready, restored, stoppable, wait_for_all, working_folder
@@ -157,7 +157,9 @@ class _Training:
     def _told(self) -> PolicyReport:
         """The report, with its page beside the adapter where the pictures can be drawn."""
         try:
-            self.report.report = write_report(self.report.path / "training.html", self.report.to_dict())
+            told = self.report.to_dict()
+            others = of_other_seeds(told, (adapter.made for adapter in list_adapters()))
+            self.report.report = write_report(self.report.path / "training.html", told, others)
         except MissingExtra as error:
             self.report.notes.append(f"no page was written: {error}")
         return self.report
