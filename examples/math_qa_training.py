@@ -4,8 +4,8 @@
 2. **collect**: what the compiled agent does on tasks of `train`, scored by the rubric;
 3. **sft**: a short warm-up on its good rollouts, its demonstrations left out, so that the plain agent can do some of it;
 4. **grpo**: the plain agent plays, and calls that led to right answers become likelier;
-5. **serve and compare**: on sealed tasks, greedily and sampled, by the names that any command takes; and on another kind of task, which
-   nothing was trained on.
+5. **serve and compare**: on sealed tasks, greedily and sampled, by the names that any command takes; on longer sums; and on another kind
+   of task, which nothing was trained on.
 
 About 25 minutes with `--artifact` and `--test-size 24` on two idle cores; compiling and more tests come on top. The same
 command goes on after the last of these that was finished.
@@ -26,7 +26,7 @@ from assay.cli.shared import Console
 from assay.models.adapters import adapter_home, find_adapter
 from assay.optimizers.weights import SFTConfig, train_sft
 from assay.optimizers.weights.page import interval
-from assay.optimizers.weights.validation import MODES, compared
+from assay.optimizers.weights.validation import compared
 
 KINDS = {  # what must not be forgotten: another task, in another form
     "animal": "horse cat eagle shark tiger rabbit snake goat wolf whale frog bear",
@@ -34,6 +34,8 @@ KINDS = {  # what must not be forgotten: another task, in another form
     "city": "Paris London Tokyo Berlin Madrid Rome Cairo Lima Oslo Vienna Delhi Boston",
     "tool": "hammer saw drill wrench chisel pliers screwdriver axe shovel rake ladder clamp",
 }
+LEADS = ("I like the word", "Write about the", "Tell me of the", "My favourite is the")
+LONGER = "arithmetic:terms=5-6&digits=3-4&size=600"  # sums of a kind that nothing was trained on
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--folder", default="road")
@@ -42,7 +44,7 @@ parser.add_argument("--data", default="arithmetic:terms=3-4&digits=2-3&size=600"
 parser.add_argument("--model", default="embedded/smollm2-135m")
 parser.add_argument("--collect", type=int, default=48, help="Tasks that the compiled agent does.")
 parser.add_argument("--epochs", type=int, default=1, help="Of the warm-up; after a long one there is nothing left to learn.")
-parser.add_argument("--steps", type=int, default=6, help="Of the policy gradient.")
+parser.add_argument("--steps", type=int, default=8, help="Of the policy gradient.")
 parser.add_argument("--group", type=int, default=6, help="Rollouts of a task, four tasks a step.")
 parser.add_argument("--test-size", type=int, default=40)
 parser.add_argument("--seed", type=int, default=0)
@@ -53,7 +55,7 @@ folder, shown, seconds = Path(arguments.folder), Console(), dict[str, float]()
 folder.mkdir(parents=True, exist_ok=True)
 os.environ.setdefault("ASSAY_ADAPTERS", str(folder / "adapters"))
 sums = {"rubric": "math_qa", "data": arguments.data, "seed": arguments.seed, "progress": shown}
-words = [(f"I like the word {word}.", kind) for kind, text in KINDS.items() for word in text.split()]
+words = [(f"{lead} {word}.", kind) for kind, text in KINDS.items() for word in text.split() for lead in LEADS]
 random.Random(0).shuffle(words)
 (folder / "words.jsonl").write_text("".join(json.dumps({"inputs": {"text": text}, "expected": {"label": kind}}) + "\n" for text, kind in words))
 
@@ -89,16 +91,18 @@ if not done("grpo"):
 
 agents = {"plain": ("math_qa", arguments.model), "compiled": (artifact, arguments.model), "warmed up": ("math_qa", warm),
           "trained": ("math_qa", f"{warm}+grpo"), "compiled, trained": (artifact, f"{warm}+grpo")}  # fmt: skip
-told = {}
-for mode in MODES:
-    given, sizes = {"max_steps": 3, "temperature": 0.1 if mode == "greedy" else 1.0}, {"test": arguments.test_size}
+told, scores = {}, {}
+looks = {"greedy": (arguments.data, 0.1), "sampled": (arguments.data, 1.0), "longer sums": (LONGER, 0.1)}
+for mode, (data, temperature) in looks.items():
+    given, sizes = {"max_steps": 3, "temperature": temperature}, {"test": arguments.test_size}
     found = {
         name: assay.evaluate(
-            program, **sums, split="test", model=model, adapter="lean" if program == "math_qa" else None, parameters=given, sizes=sizes,
-            store=folder / "e.db",
+            program, **{**sums, "data": data}, split="test", model=model, adapter="lean" if program == "math_qa" else None, parameters=given,
+            sizes=sizes, store=folder / "e.db",
         ).evaluation
         for name, (program, model) in agents.items()
     }  # fmt: skip
+    scores[mode] = {name: one.scores for name, one in found.items()}
     told |= {f"{name}, {mode}": compared(found["plain"], found[name]) for name in agents}
     told |= {f"both against {name}, {mode}": compared(found[name], found["compiled, trained"]) for name in ("compiled", "trained")}
 kept = {"rubric": "classify", "data": str(folder / "words.jsonl"), "adapter": "lean", "parameters": {"temperature": 0.1}, "store": folder / "e.db"}
@@ -106,11 +110,11 @@ before, after = (
     assay.evaluate("classify", **kept, split="val", model=model, progress=shown).evaluation for model in (arguments.model, f"{warm}+grpo")
 )
 told["words, never trained on"] = compared(before, after)
+scores["words"] = {"plain": before.scores, "trained": after.scores}
 
-trained = find_adapter("grpo").path / "adapter.json"
-training = json.loads(trained.read_text())["made"]
+training = find_adapter("grpo").made
 if arguments.json:
-    print(json.dumps({"seed": arguments.seed, "seconds": seconds, "comparison": told, "training": training}))
+    print(json.dumps({"seed": arguments.seed, "seconds": seconds, "comparison": told, "scores": scores, "training": training}))
 else:
     table = Table("", "score", "tool", "valid calls", "tokens a task", "gain, 95 %", title=f"{arguments.test_size} sealed tasks")
     for name, row in told.items():

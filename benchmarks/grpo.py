@@ -1,0 +1,171 @@
+"""A step of our GRPO against one of stock TRL: the same model, prompts, rollouts of one call, lengths, and arguments.
+
+    python benchmarks/grpo.py [--model FOLDER] [--steps 4] [--rounds 2]
+
+`stock` is TRL's GRPOTrainer as it comes, `stock, lean head` has our one change to TRL's settings on CPUs, `assay` runs a DSPy program on the
+trainer's own generation, and `assay, llama.cpp` on the engine of embedded models. Every answer is made as long as may be, so that the
+first three do the same work; llama.cpp's end where they end. Rounds take turns; the first step of each is left out. Prints one JSON object
+with the median seconds a step, ratios to stock, samples a second, and tokens a second where the lengths are held.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import dspy
+
+import assay
+from assay.datasets import Task
+from assay.models import Meter, with_recording
+from assay.optimizers import Session, Student
+from assay.optimizers.weights.base import lean_head, load_policy, quiet
+from assay.optimizers.weights.config import PolicyConfig
+from assay.optimizers.weights.engines import LlamaPolicy, PolicyEngine, TrainerPolicy
+from assay.optimizers.weights.online import Rollouts
+from assay.optimizers.weights.policy import make_trainer
+from assay.optimizers.weights.validation import Bench
+from assay.programs.adapters import make_adapter
+from assay.traces import Recorder, Store
+
+QUESTIONS = [f"Write a short letter about the number {at}." for at in range(64)]
+
+
+class Answer(dspy.Signature):  # type: ignore[misc]
+    """Do what the question asks for."""
+
+    question: str = dspy.InputField()
+    answer: str = dspy.OutputField()
+
+
+def vowels(text: str) -> float:
+    return sum(c in "aeiou" for c in text[:50]) / 50
+
+
+def vowels_of(task: Any, prediction: dict[str, Any], rollout: Any) -> float:
+    return vowels(str(prediction["answer"]))
+
+
+def ours(config: PolicyConfig, engine: PolicyEngine, folder: Path, prepare: Callable[[Any], None]) -> list[float]:
+    """Seconds of each step of our trainer, with recording into a store as in `assay train`."""
+    with Store(folder / "a.db") as store:
+        recorder, meter = Recorder(store, run_id="r"), Meter()
+        rubric = assay.Rubric("vowels", [assay.Criterion(name="vowels", check=vowels_of)])
+        lm = with_recording(engine.lm, meter=meter, observers=[recorder.observe])
+        session = Session(lm=lm, rubric=rubric, recorder=recorder, meter=meter, program_name="one")
+        tasks = [Task(id=str(at), inputs={"question": question}) for at, question in enumerate(QUESTIONS)]
+        session.know(tasks, "train")
+        source = Rollouts(Bench("one", Student(dspy.Predict(Answer), session, adapter="lean"), session, [], []), tasks, config, engine)
+        engine.work_in(folder / "policy")
+        policy = load_policy(config.model)
+        with quiet(), lean_head():
+            trainer = make_trainer(policy, config, source.items, folder, source.collect, _nothing())
+            source.begin(trainer, policy)
+            prepare(trainer)
+            trainer.train()
+        engine.close()
+    return [line["step_time"] for line in trainer.state.log_history if "step_time" in line]
+
+
+def stock(config: PolicyConfig, folder: Path, prepare: Callable[[Any], None], *, lean: bool) -> list[float]:
+    """The same of TRL's own trainer, with the arguments that ours has."""
+    from datasets import Dataset
+    from trl import GRPOTrainer
+
+    policy = load_policy(config.model)
+    adapter = make_adapter("lean")
+    prompts = [adapter.format(Answer, [], {"question": question}) for question in QUESTIONS]
+    with quiet(), lean_head() if lean else nullcontext():
+        like = make_trainer(policy, config, len(QUESTIONS), folder, lambda *_: None, _nothing())
+        policy = load_policy(config.model)  # the other one has its adapter already
+        trainer = GRPOTrainer(
+            model=policy.model, args=like.args, train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
+            processing_class=policy.tokenizer, peft_config=_lora(config), reward_funcs=_reward,
+        )  # fmt: skip
+        prepare(trainer)
+        trainer.train()
+    return [line["step_time"] for line in trainer.state.log_history if "step_time" in line]
+
+
+def _reward(completions: list[Any], **_: Any) -> list[float]:
+    return [vowels(completion[0]["content"]) for completion in completions]
+
+
+def _lora(config: PolicyConfig) -> Any:
+    from peft import LoraConfig
+
+    return LoraConfig(r=config.rank, lora_alpha=2 * config.rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
+def _nothing() -> Any:
+    from transformers import TrainerCallback
+
+    return TrainerCallback()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="A hub model or a folder; by default the embedded one, unpacked.")
+    parser.add_argument("--tasks", type=int, default=4)
+    parser.add_argument("--group", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=32, help="Of each answer.")
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--vllm", choices=["none", "colocate"], default="none", help="For both, on a GPU.")
+    arguments = parser.parse_args()
+
+    def prepare(trainer: Any) -> None:
+        """All answers get to the limit."""
+        if trainer.use_vllm:
+            trainer.vllm_generation.generation_kwargs |= {"min_tokens": arguments.tokens}
+        else:
+            trainer.generation_config.update(min_new_tokens=arguments.tokens)
+            trainer.generation_kwargs |= {"min_new_tokens": arguments.tokens}
+
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    seconds: dict[str, list[float]] = defaultdict(list)
+    with tempfile.TemporaryDirectory() as scratch:
+        model = arguments.model
+        if model is None:
+            policy, model = load_policy("embedded/smollm2-135m"), f"{scratch}/model"
+            policy.model.save_pretrained(model)
+            policy.tokenizer.save_pretrained(model)
+        config = PolicyConfig(
+            model=model, steps=arguments.steps, tasks=arguments.tasks, group=arguments.group, beta=0.0, max_completion=arguments.tokens,
+            save_every=10_000, vllm=arguments.vllm,
+        )  # fmt: skip
+        arms: dict[str, Callable[[Path], list[float]]] = {
+            "stock": lambda folder: stock(config, folder, prepare, lean=False),
+            "stock, lean head": lambda folder: stock(config, folder, prepare, lean=True),
+            "assay": lambda folder: ours(config, TrainerPolicy(model, max_completion=arguments.tokens), folder, prepare),
+        }
+        if arguments.model is None:
+            like = PolicyConfig(**{**vars(config), "model": "embedded/smollm2-135m"})
+            engine = {"temperature": 1.0, "max_completion": arguments.tokens, "seed": 0}
+            arms["assay, llama.cpp"] = lambda folder: ours(like, LlamaPolicy("embedded/smollm2-135m", **engine), folder, lambda _: None)
+        for turn in range(arguments.rounds):
+            for name in list(arms)[:: 1 if turn % 2 == 0 else -1]:
+                with tempfile.TemporaryDirectory(dir=scratch) as folder:
+                    os.environ["ASSAY_ADAPTERS"] = f"{folder}/adapters"
+                    seconds[name] += arms[name](Path(folder))[1:]
+    rollouts = arguments.tasks * arguments.group
+    middle = {name: statistics.median(found) for name, found in seconds.items()}
+    told = {
+        name: {"seconds": [round(value, 3) for value in seconds[name]], "median": round(value, 3), "to stock": round(value / middle["stock"], 3),
+               "samples a second": round(rollouts / value, 2),
+               **({} if "llama.cpp" in name else {"tokens a second": round(rollouts * arguments.tokens / value, 1)})}
+        for name, value in middle.items()
+    }  # fmt: skip
+    print(json.dumps({"rollouts a step": rollouts, "tokens an answer": arguments.tokens, "steps": told}))
+
+
+if __name__ == "__main__":
+    main()

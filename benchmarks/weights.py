@@ -1,0 +1,79 @@
+"""The road of `examples/math_qa_training.py` over several seeds, pooled: prompts, weights, and both.
+
+    python benchmarks/weights.py --artifact compiled [--seeds 0 1 2] [--test-size 24] [--folder roads]
+
+Each seed is a run of the example in a folder of its own, about 25 minutes on two idle cores with a compiled program; what is there is
+taken, so that a run can be cut off and called again. The sealed tasks are the same for all seeds: a task's score is its mean over the seeds,
+gains are paired over tasks. Prints one JSON object, and a line a seed to standard error.
+"""
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from assay.optimizers import paired_gain
+
+ROAD = Path(__file__).parents[1] / "examples" / "math_qa_training.py"
+
+
+def road(seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What a run of the example told, run now if it was not before."""
+    folder = Path(arguments.folder) / str(seed)
+    kept = folder / "told.json"
+    if not kept.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        given = ["--artifact", arguments.artifact] if arguments.artifact else []
+        command = [sys.executable, ROAD, *given, "--folder", folder, "--seed", seed, "--test-size", arguments.test_size, "--json"]
+        kept.write_bytes(subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, check=True).stdout)
+    found: dict[str, Any] = json.loads(kept.read_text())
+    return found
+
+
+def pooled(scores: list[dict[str, float]]) -> dict[str, float]:
+    """A task's mean over the seeds that scored it."""
+    values = {task: [one[task] for one in scores if not math.isnan(one.get(task, math.nan))] for task in scores[0]}
+    return {task: float(np.mean(found)) for task, found in values.items() if found}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--artifact", help="A compiled math_qa; else each seed compiles its own.")
+    parser.add_argument("--folder", default="roads")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--test-size", type=int, default=24)
+    arguments = parser.parse_args()
+    found = []
+    for seed in arguments.seeds:
+        found.append(road(seed, arguments))
+        curve = list(found[-1]["training"]["curves"]["score"].values())
+        print(f"seed {seed}: {' '.join(f'{score:.2f}' for score in curve)}", file=sys.stderr, flush=True)
+    told: dict[str, Any] = {
+        "seeds": arguments.seeds,
+        "seconds": [one["seconds"] for one in found],
+        "converged": float(np.mean([one["training"]["converged"] is True for one in found])),
+    }
+    for mode, agents in found[0]["scores"].items():
+        every = {name: pooled([one["scores"][mode][name] for one in found]) for name in agents}
+        told[mode] = {name: {"score": float(np.mean(list(scores.values()))), **_by_seed(found, name, mode)} for name, scores in every.items()}
+        pairs = [("plain", name) for name in agents if name != "plain"]
+        pairs += [(name, "compiled, trained") for name in ("compiled", "trained") if "compiled, trained" in agents]
+        pairs += [("warmed up", "trained")] if "warmed up" in agents else []
+        told[mode]["gains"] = {f"{old} to {new}": paired_gain(every[old], every[new]).to_dict() for old, new in pairs}
+    print(json.dumps(told, indent=1))
+
+
+def _by_seed(found: list[dict[str, Any]], name: str, mode: str) -> dict[str, list[Any]]:
+    ends = [end["after"] for one in found if (end := one["comparison"].get(f"{name}, {mode}"))]
+    told = {key: [end[key] for end in ends] for key in ("valid_calls", "tokens_per_task")}
+    tools = [end["criteria"].get("tool_adoption") for end in ends]
+    return {"by_seed": [float(np.nanmean(list(one["scores"][mode][name].values()))) for one in found], **told, "tool_adoption": tools}
+
+
+if __name__ == "__main__":
+    main()
