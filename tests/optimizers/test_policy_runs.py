@@ -1,9 +1,11 @@
 """Training runs of a program under a small real model, through the trainer's own generation: two calls a rollout."""
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 
 import assay
 from assay.datasets import Task
-from assay.errors import Cancelled, ConfigError, DataError
+from assay.errors import Cancelled, ConfigError, DataError, ModelError
 from assay.models import Meter, with_recording
 from assay.optimizers import Session, Student
 from assay.optimizers.weights.config import PolicyConfig
@@ -123,6 +125,40 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_curve(tiny_model: Path) -> No
     for name in ("reward", "loss", "grad_norm", "entropy"):
         assert resumed.curves[name] == pytest.approx(whole.curves[name], rel=1e-5, abs=1e-7), name
     assert resumed.tally.rollouts == whole.tally.rollouts
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 12 MB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", place], capture_output=True, check=False).returncode:
+        pytest.skip("only who may mount can have a small disk")
+    yield place
+    subprocess.run(["umount", "--lazy", place], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("left", [0, 20_000, 40_000, 80_000], ids=["nothing", "half the weights", "no tokenizer", "half the optimizer"])
+def test_a_full_disk_loses_no_checkpoint(tiny_model: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch, left: int) -> None:
+    monkeypatch.setenv("ASSAY_ADAPTERS", str(small_disk / "adapters"))
+    config, filled = PolicyConfig(**{**SMALL, "model": str(tiny_model), "evaluate_every": 0}), small_disk / "filled"
+    begun = source(str(tiny_model), config)
+    collect = begun.collect
+
+    def filling(inputs: Any, trainer: Any) -> Any:
+        if trainer.state.global_step == 2:
+            filled.write_bytes(b"x" * (shutil.disk_usage(small_disk).free - left))
+        return collect(inputs, trainer)
+
+    begun.collect = filling  # type: ignore[method-assign]
+    with pytest.raises(ModelError, match=r"the disk is full .* make room, and add --resume"):
+        train_policy(begun, "full", config)
+    filled.unlink()
+    resumed = run(tiny_model, "full", evaluate_every=0, resume=True)
+    monkeypatch.setenv("ASSAY_ADAPTERS", str(small_disk.parent / "adapters"))
+    whole = run(tiny_model, "whole", evaluate_every=0)
+    assert resumed.curves["loss"] == pytest.approx(whole.curves["loss"], rel=1e-5, abs=1e-7)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.errors import Cancelled, DataError, MissingExtra, ModelError
+from assay.errors import Cancelled, DataError, MissingExtra
 from assay.models.adapters import keep_adapter, list_adapters, served_as
 from assay.optimizers.session import Progress
 from assay.optimizers.weights.base import Policy, fast_bf16, lean_head, load_policy, quiet, tokenizer_sha
@@ -27,6 +27,8 @@ from assay.optimizers.weights.validation import MODES, Bench, compared, look
 from assay.optimizers.weights.work import last_good, rank, ready, restored, stoppable, wait_for_all, working_folder
 
 __all__ = ["PolicyReport", "make_trainer", "train_policy"]
+
+_NOTES = "assay.json"  # in a checkpoint, beside what TRL keeps
 
 
 @dataclass
@@ -80,7 +82,7 @@ def train_policy(
     if source.items < config.tasks:
         raise DataError(f"{source.items} {source.of_what} to train on, and a step takes {config.tasks}: give more data, or lower --tasks")
     job = {**asdict(config), "name": name, "data": source.digest}
-    with working_folder(name, job, resume=resume) as work:
+    with working_folder(name, job, resume=resume, last=_NOTES) as work, ready():
         if source.engine is not None:
             source.engine.work_in(work / f"policy-{rank()}")
         try:
@@ -116,7 +118,7 @@ class _Training:
         if checkpoint:
             self._remember()
         bar = self.shown.bar(f"{self.config.algorithm}: steps", self.config.steps)
-        with quiet(), ready(), lean_head(), stoppable() as self.source.stop, bar as advance:
+        with quiet(), lean_head(), stoppable() as self.source.stop, bar as advance:
             trainer = make_trainer(policy, self.config, self.source.items, self.work / "checkpoints", self.source.collect, self._callback(advance))
             self.report.notes += self.source.begin(trainer, policy)
             try:
@@ -160,7 +162,7 @@ class _Training:
             told = self.report.to_dict()
             others = of_other_seeds(told, (adapter.made for adapter in list_adapters()))
             self.report.report = write_report(self.report.path / "training.html", told, others)
-        except MissingExtra as error:
+        except (MissingExtra, OSError) as error:
             self.report.notes.append(f"no page was written: {error}")
         return self.report
 
@@ -282,15 +284,12 @@ class _Training:
             "curves": self.watch.curves, "alarms": self.watch.alarms, "memory": self.source.memory.to_json(), "best": self.best,
             "kept_at": self.kept_at, "tally": self.source.tally.to_dict(),
         }  # fmt: skip
-        (folder / "assay.json").write_text(json.dumps(told, default=str), encoding="utf-8")
+        (folder / _NOTES).write_text(json.dumps(told, default=str), encoding="utf-8")
 
     def _remember(self) -> None:
         """What was known at the last checkpoint."""
         folder = max((self.work / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-        try:
-            told = json.loads((folder / "assay.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{folder} is no whole checkpoint ({error}): remove it, and --resume goes on from the one before") from error
+        told = json.loads((folder / _NOTES).read_text(encoding="utf-8"))
         for name, curve in told["curves"].items():
             self.watch.curves[name] = {int(step): value for step, value in curve.items()}
         self.watch.alarms, self.kept_at = told["alarms"], told["kept_at"]

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from assay.errors import Cancelled, DataError
+from assay.errors import AssayError, Cancelled, DataError
 from assay.models.adapters import keep_adapter, served_as
 from assay.optimizers.session import Progress
 from assay.optimizers.weights.base import Policy, fast_bf16, lean_head, load_policy, quiet, tokenizer_sha
@@ -64,7 +64,7 @@ def train_sft(source: str | Path, name: str, config: SFTConfig, *, resume: bool 
     shown = progress or Progress()
     check_free(name)
     data = read_sft(source, min_quality=config.min_quality, held_out=config.held_out, seed=config.seed)
-    with working_folder(name, {**asdict(config), "data": data.sha256}, resume=resume) as work:
+    with working_folder(name, {**asdict(config), "data": data.sha256}, resume=resume) as work, ready():
         return _train(work, name, config, data, resume, shown)
 
 
@@ -79,7 +79,7 @@ def _train(work: Path, name: str, config: SFTConfig, data: TrainingData, resume:
         report.notes.append("one task alone, or none held out: nothing says when to stop, and the last weights are taken")
     if data.ungated:
         report.notes.append("the export did not pass its gates")
-    with quiet(), ready(), lean_head(), stoppable() as stop, shown.bar(f"sft: {len(train)} rows", _steps(len(train), config)) as advance:
+    with quiet(), lean_head(), stoppable() as stop, shown.bar(f"sft: {len(train)} rows", _steps(len(train), config)) as advance:
         watch = _Watch(report, stop, advance)
         trainer = _trainer(policy, train, held_out, config, work / "checkpoints", watch.callback())
         checkpoint = resume and any((work / "checkpoints").glob("checkpoint-*"))
@@ -100,7 +100,10 @@ def _train(work: Path, name: str, config: SFTConfig, data: TrainingData, resume:
         return report
     adapter = keep_adapter(name, kept, base=policy.embedded, after=policy.merged, made=made)
     report.name, report.path = served_as(adapter), adapter.path
-    report.agreement = agreement(trainer, policy, adapter, (held_out or train)[:_PROMPTS])
+    try:
+        report.agreement = agreement(trainer, policy, adapter, (held_out or train)[:_PROMPTS])
+    except (AssayError, OSError) as error:  # the adapter is kept by now
+        report.notes.append(f"not compared with torch: {error}")
     shutil.rmtree(work, ignore_errors=True)
     return report
 

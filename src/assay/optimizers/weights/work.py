@@ -14,7 +14,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from assay.errors import ConfigError, MissingExtra, ModelError
+from assay.errors import AssayError, ConfigError, MissingExtra, ModelError
 from assay.models.adapters import Adapter, adapter_home, check_name, served_as
 from assay.models.embedded import server_url
 from assay.optimizers.weights.base import Policy
@@ -44,9 +44,12 @@ def check_free(name: str) -> None:
 
 
 @contextmanager
-def working_folder(name: str, job: Mapping[str, Any], *, resume: bool) -> Iterator[Path]:
-    """The folder of the training that makes the adapter `name`, held alone. It goes on where `job` is the same as before.
+def working_folder(name: str, job: Mapping[str, Any], *, resume: bool, last: str = "trainer_state.json") -> Iterator[Path]:
+    """The folder of the training that makes the adapter `name`, held alone. It goes on where `job` is the same as before, from the newest
+    checkpoint that is whole: what a kill or a full disk left of a later one is removed.
 
+    Args:
+        last: the file of a checkpoint that is written last.
     Raises:
         ConfigError: there is an adapter of this name, another process trains it, nothing to resume, or another job.
     """
@@ -59,14 +62,14 @@ def working_folder(name: str, job: Mapping[str, Any], *, resume: bool) -> Iterat
     work.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(f"{work}.lock", timeout=0):
-            _prepare(work, json.loads(json.dumps(job, default=str)), resume)
+            _prepare(work, json.loads(json.dumps(job, default=str)), resume, last)
             wait_for_all()
             yield work
     except Timeout:
         raise ConfigError(f"another process is training {name!r}; wait for it, or take another name") from None
 
 
-def _prepare(work: Path, job: Mapping[str, Any], resume: bool) -> None:
+def _prepare(work: Path, job: Mapping[str, Any], resume: bool, last: str) -> None:
     told = work / "job.json"
     if resume:
         if not told.exists():
@@ -74,6 +77,11 @@ def _prepare(work: Path, job: Mapping[str, Any], resume: bool) -> None:
         before = json.loads(told.read_text(encoding="utf-8"))
         if changed := sorted(key for key in job if before.get(key) != job[key]):
             raise ConfigError(f"what was begun in {work} had another {', '.join(changed)}: resume with the same, or begin anew without --resume")
+        for folder in (work / "checkpoints").glob("checkpoint-*"):
+            try:
+                json.loads((folder / last).read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                shutil.rmtree(folder)
         return
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
@@ -123,13 +131,23 @@ def ready() -> Iterator[None]:
         raise MissingExtra(str(error.name), "train") from error
     try:
         yield
-    except (MemoryError, RuntimeError, OSError) as error:
+    except AssayError:
+        raise
+    except Exception as error:  # safetensors and tokenizers raise kinds of their own where a file cannot be written
         text = str(error)
         if isinstance(error, MemoryError) or "out of memory" in text.lower() or "can't allocate memory" in text.lower():
             raise ModelError("memory ran out: lower --max-length first, then --batch (of sft) or --micro, then --rank") from error
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            raise ModelError(f"the disk is full: {text}. The last whole checkpoint stands; make room and add --resume") from error
+        if _disk_is_full(error):
+            raise ModelError(f"the disk is full ({text[:200]}). The last whole checkpoint stands: make room, and add --resume") from error
         raise
+
+
+def _disk_is_full(error: BaseException) -> bool:
+    """By its number, or by what the writers in Rust (`os error 28`) and of torch (a file shorter than it should be) say of it."""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return True
+    text = str(error)
+    return f"os error {errno.ENOSPC}" in text or ("inline_container" in text and "unexpected pos" in text)
 
 
 def agreement(trainer: Any, policy: Policy, adapter: Adapter, rows: Sequence[dict[str, Any]]) -> float:
