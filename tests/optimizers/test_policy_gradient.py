@@ -106,6 +106,14 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], messa
         PolicyConfig(**settings)
 
 
+def test_rollouts_are_shared_out_whole() -> None:
+    assert PolicyConfig().shared_out(1) == (2, 12)
+    assert PolicyConfig().shared_out(8) == (1, 3)
+    assert PolicyConfig(tasks=3, group=3).shared_out(1) == (1, 9)
+    with pytest.raises(ConfigError, match=r"micro=1 must divide the 24 rollouts of a step .*, shared out to 7 processes"):
+        PolicyConfig().shared_out(7)
+
+
 def test_flags_have_the_defaults_of_the_settings() -> None:
     from assay.cli.train import command
 

@@ -104,7 +104,7 @@ _NUMBERS: tuple[tuple[str, Any, Any, str], ...] = (
     ("--discount", float, 1.0, "Of later rewards."),
     ("--step-weight", float, 1.0, "Of step rewards."),
     ("--outcome-weight", float, 1.0, "Of the rubric's score."),
-    ("--micro", int, 0, "Rollouts whose calls go through the model at once; 0: those of a group."),
+    ("--micro", int, 0, "Rollouts whose calls go through the model at once in a process; 0: two."),
     ("--max-length", int, 2048, "Tokens of a call; longer ones are not trained on."),
     ("--max-completion", int, 128, "Tokens of an answer."),
     ("--rollout-timeout-s", float, 120.0, "Seconds after which a rollout is given up."),

@@ -69,7 +69,8 @@ class PolicyConfig:
         returns: how a call is credited, see `assay.traces.credit.returns`; `episode` gives all calls of a rollout the same.
         scale: divides advantages by a deviation (of `grpo` and `reinforce++`).
         step_weight, outcome_weight: of step rewards and of the rubric's score in the rewards.
-        micro: rollouts whose calls go through the model at once; memory grows with it. 0: those of one group.
+        micro: rollouts whose calls go through the model at once in a process; memory grows with it, speed on a CPU does not. 0: two, or one
+            where the rollouts cannot be shared out so.
         max_length: tokens of a call, prompt and completion; longer ones are not trained on.
         max_completion: tokens of an answer.
         rollout_timeout_s: seconds after which a rollout is given up and left out.
@@ -118,16 +119,14 @@ class PolicyConfig:
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}")
         _at_least(self, 2, "group")
-        object.__setattr__(self, "micro", self.micro or self.group)
-        _at_least(self, 1, "steps", "tasks", "iterations", "rank", "micro", "max_completion", "held_out", "save_every")
+        _at_least(self, 1, "steps", "tasks", "iterations", "rank", "max_completion", "held_out", "save_every")
         _at_least(self, 16, "max_length")
-        _at_least(self, 0, "evaluate_every", "samples_every", "seed", "beta", "step_weight", "outcome_weight")
+        _at_least(self, 0, "micro", "evaluate_every", "samples_every", "seed", "beta", "step_weight", "outcome_weight")
         _between(self, 0, 1, "discount", "gae_lambda", "epsilon", "forget")
         _between(self, 0, 10, "epsilon_high")
         _between(self, 0.1, 2, "temperature")
         _above_zero(self, "learning_rate", "max_grad_norm", "rollout_timeout_s")
-        if (self.tasks * self.group) % self.micro:
-            raise ConfigError(f"micro={self.micro!r} must divide the {self.tasks * self.group} rollouts of a step (tasks times group)")
+        self.shared_out(1)
         if self.algorithm == "ppo" and self.returns != "to_go":
             raise ConfigError(f"returns={self.returns!r} would have no effect: ppo takes generalised advantages (gae_lambda)")
         if self.algorithm != "ppo" and self.gae_lambda != 0.95:
@@ -136,6 +135,21 @@ class PolicyConfig:
             raise ConfigError(f"scale=False would have no effect on {self.algorithm}")
         if not self.step_weight and not self.outcome_weight:
             raise ConfigError("step_weight and outcome_weight are both 0: nothing would be rewarded")
+
+    def shared_out(self, processes: int) -> tuple[int, int]:
+        """Rollouts that go through the model at once in each process, and how often in a step.
+
+        Raises:
+            ConfigError: the rollouts of a step cannot be shared out so.
+        """
+        rollouts = self.tasks * self.group
+        micro = self.micro or (1 if rollouts % (2 * processes) else 2)
+        if rollouts % (micro * processes):
+            raise ConfigError(
+                f"micro={micro!r} must divide the {rollouts} rollouts of a step (tasks times group)"
+                + (f", shared out to {processes} processes: change tasks, group or micro" if processes > 1 else "")
+            )
+        return micro, rollouts // (micro * processes)
 
 
 def made_of(kind: type[T], settings: Mapping[str, Any], what: str) -> T:

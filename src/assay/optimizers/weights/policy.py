@@ -331,10 +331,10 @@ def make_trainer(policy: Policy, config: PolicyConfig, tasks: int, out: Path, co
 
     cuda = torch.cuda.is_available()
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    parts = max(1, config.tasks * config.group // (config.micro * world))
+    micro, parts = config.shared_out(world)
     vllm = {"use_vllm": True, "vllm_mode": config.vllm, "vllm_importance_sampling_correction": False} if config.vllm != "none" else {}
     arguments = GRPOConfig(
-        output_dir=str(out), max_steps=config.steps, per_device_train_batch_size=config.micro, gradient_accumulation_steps=parts,
+        output_dir=str(out), max_steps=config.steps, per_device_train_batch_size=micro, gradient_accumulation_steps=parts,
         steps_per_generation=parts, num_generations=config.group, num_iterations=config.iterations, learning_rate=config.learning_rate,
         beta=config.beta, epsilon=config.epsilon, epsilon_high=config.epsilon_high, loss_type=config.loss, temperature=config.temperature,
         max_completion_length=config.max_completion, max_grad_norm=config.max_grad_norm, lr_scheduler_type="constant", seed=config.seed,
