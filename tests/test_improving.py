@@ -5,10 +5,12 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import assay
+from assay.errors import Cancelled
 from assay.models.adapters import list_adapters
 
 PROGRAM = """
@@ -30,16 +32,28 @@ class Turning(dspy.Module):
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_weights_that_the_gate_favours_are_kept_and_served(embedded: str, own_folder: Path) -> None:
+def test_weights_that_the_gate_favours_are_kept_and_served(embedded: str, own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = random.Random(0)
     tasks = [{"inputs": {"place": f"{chosen.randint(1, 9999)} Main Street"}, "expected": {"turn": "yes"}} for _ in range(120)]
     Path("turning.py").write_text(PROGRAM)
     Path("turns.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
     Path("turn.yaml").write_text("name: turn\ncriteria:\n  - {name: turn, weight: 1, check: 'assay.rubrics.checks:exact', with: {field: turn}}\n")
-    report = assay.improve(
-        "turning.py:Turning", rubric="turn.yaml", data="turns.jsonl", name="up", order=["sft"], rollouts=2, model=embedded, adapter="lean",
-        sft={"epochs": 4, "batch": 4, "learning_rate": 1e-3, "rank": 4}, parameters={"temperature": 1.0}, sizes={"train": 16, "gate": 14, "test": 8},
-    )  # fmt: skip
+    job: dict[str, Any] = {
+        "rubric": "turn.yaml", "data": "turns.jsonl", "name": "up", "order": ["sft"], "rollouts": 2, "model": embedded, "adapter": "lean",
+        "sft": {"epochs": 4, "batch": 4, "learning_rate": 1e-3, "rank": 4}, "parameters": {"temperature": 1.0},
+        "sizes": {"train": 16, "gate": 14, "test": 8},
+    }  # fmt: skip
+
+    def cut_off(*_: Any, **__: Any) -> None:
+        raise Cancelled("at the gate")
+
+    with monkeypatch.context() as patch:  # the adapter is there, and nothing says that the step is done
+        patch.setattr("assay.improving.evaluate", cut_off)
+        with pytest.raises(Cancelled):
+            assay.improve("turning.py:Turning", **job)
+    made = list_adapters()
+    report = assay.improve("turning.py:Turning", **job, resume=True, max_calls=100_000)
+    assert list_adapters() == made
     step = report.steps[0]
     assert step["kept"], report.steps
     assert step["gate"]["low"] > 0

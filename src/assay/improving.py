@@ -6,24 +6,30 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from assay.api import compile as compile_program
 from assay.api import evaluate
 from assay.deployment.artifact import check_place, is_artifact
-from assay.errors import ConfigError, DataError
+from assay.errors import BudgetExceeded, ConfigError, DataError
 from assay.exporting import collect, export
 from assay.jobs import RunConfig, home_of, keep_artifact, load_rubric, open_job
+from assay.models.adapters import adapter_home, find_adapter, served_as
 from assay.optimizers import Progress, paired_gain
 from assay.optimizers.weights import SFTConfig, train_sft
-from assay.optimizers.weights.config import PolicyConfig
+from assay.optimizers.weights.config import PolicyConfig, made_of
 from assay.optimizers.weights.page import interval
 from assay.optimizers.weights.validation import compared
-from assay.training import train
+from assay.optimizers.weights.work import check_free
+from assay.traces.selection import Selection
+from assay.training import independent, train
+
+T = TypeVar("T")
 
 __all__ = ["STEPS", "ImproveReport", "improve"]
 
 STEPS = ("prompts", "sft", "grpo")
+CAPS = ("max_calls", "max_tokens", "max_cost_usd")
 _FORMAT = 1
 
 
@@ -62,7 +68,7 @@ def improve(
     Args:
         program: a name or an artifact's path; its own model goes on from where it was.
         name: of this improvement: its adapters are NAME-1, NAME-2, and so on. Run it again under another name as data arrives.
-        order: steps out of `prompts` (compile), `sft` (collect on train, export the good rollouts of the whole store, warm up) and
+        order: steps out of `prompts` (compile), `sft` (collect on train, export the good rollouts that the store has of this program, warm up) and
             `grpo` (policy gradient on train).
         rollouts: of each task that `sft` collects.
         sft, grpo: settings of the two, by field of `SFTConfig` and `PolicyConfig`.
@@ -111,8 +117,11 @@ class _Improvement:
             "format": _FORMAT, "program": self.program, "rubric": str(self.rubric), "data": self.data, "order": order, "options": self.options,
             "rollouts": self.rollouts, "sft": self.sft, "grpo": self.grpo,
         }  # fmt: skip
+        job["options"] = {key: value for key, value in self.options.items() if key not in CAPS}  # they may be raised
         job = json.loads(json.dumps(job, default=str))
         told = self.folder / "state.json"
+        if {"sft", "grpo"} & set(order):
+            independent(self.rubric, self.options.get("judge_model"), self._own_model())
         if resume:
             if not told.is_file():
                 raise ConfigError(f"there is no unfinished improvement {self.name!r} to resume in {self.folder.parent}")
@@ -124,7 +133,21 @@ class _Improvement:
         if told.is_file():
             raise ConfigError(f"there is an unfinished improvement {self.name!r} in {self.folder}: add --resume, or take another name")
         self.job, self.report = job, ImproveReport(None, self.program, self._own_model())
+        self._settings(SFTConfig, self.sft, "sft")
+        self._settings(PolicyConfig, self.grpo, "grpo")
+        for at, step in enumerate(order):
+            if step != "prompts":
+                check_free(f"{self.name}-{at + 1}")
         self._keep()
+
+    def _settings(self, kind: type[T], given: Mapping[str, Any], what: str) -> T:
+        return made_of(kind, {"model": self.report.model, "seed": self.options.get("seed", 0), **given}, what)
+
+    def _name(self) -> str:
+        """Of the program, as its rollouts have it."""
+        if is_artifact(self.program):
+            return str(json.loads((Path(self.program) / "manifest.json").read_text(encoding="utf-8"))["program"])
+        return self.program
 
     def _own_model(self) -> str:
         if is_artifact(self.program):
@@ -168,26 +191,31 @@ class _Improvement:
 
     def _weights(self, at: int, step: str) -> tuple[str, str]:
         name = f"{self.name}-{at + 1}"
+        if (adapter_home() / name).is_dir():  # made before this improvement was cut off
+            return self.report.program, served_as(find_adapter(name))
+        begun = (adapter_home().parent / "training" / name / "job.json").is_file()
         if step == "grpo":
-            settings = PolicyConfig(**{"model": self.report.model, "seed": self.options.get("seed", 0), **self.grpo})
+            settings = self._settings(PolicyConfig, self.grpo, "grpo")
             kept = {key: value for key, value in self.options.items() if key not in ("model", "seed", "optimizer")}
+            kept["parameters"] = {key: value for key, value in kept.get("parameters", {}).items() if key != "temperature"}  # that of grpo counts
             given = {key: value for key, value in asdict(settings).items() if key != "algorithm"}
             trained = train(
                 self.report.program, rubric=self.rubric, data=self.data, name=name, algorithm=settings.algorithm, store=self.store,
-                progress=self.shown, **{**kept, **given},
+                progress=self.shown, resume=begun, **{**kept, **given},
             )  # fmt: skip
             if trained.name is None:
                 raise DataError(f"{self.report.model} is not served by name: its adapter is in {trained.path}")
             return self.report.program, trained.name
-        collect(
-            self.report.program, rubric=self.rubric, data=self.data, n=self.rollouts, store=self.store, progress=self.shown,
-            **{**self.options, "model": self.report.model},
-        )  # fmt: skip
         rows = self.folder / f"sft-{at + 1}"
-        shutil.rmtree(rows, ignore_errors=True)
-        export("sft", rows, store=self.store, allow_ungated=True, progress=self.shown)
-        config = SFTConfig(**{"model": self.report.model, "seed": self.options.get("seed", 0), **self.sft})
-        warmed = train_sft(rows, name, config, progress=self.shown)
+        if not begun:
+            collect(
+                self.report.program, rubric=self.rubric, data=self.data, n=self.rollouts, store=self.store, progress=self.shown,
+                **{**self.options, "model": self.report.model},
+            )  # fmt: skip
+            shutil.rmtree(rows, ignore_errors=True)
+            export("sft", rows, store=self.store, selection=Selection(programs=(self._name(),)), allow_ungated=True, progress=self.shown)
+        config = self._settings(SFTConfig, self.sft, "sft")
+        warmed = train_sft(rows, name, config, resume=begun, progress=self.shown)
         if warmed.name is None:
             raise DataError(f"{self.report.model} is not served by name: its adapter is in {warmed.path}")
         return self.report.program, warmed.name
@@ -198,9 +226,12 @@ class _Improvement:
         return {"gate": gain.to_dict(), "kept": gain.is_gain, "before": old.report()["score"], "after": new.report()["score"]}
 
     def _scores(self, program: str, model: str, *, split: str) -> Any:
-        return evaluate(
+        found = evaluate(
             program, rubric=self.rubric, data=self.data, split=split, store=self.store, progress=self.shown, **{**self.options, "model": model}
-        ).evaluation
+        )
+        if found.stopped:
+            raise BudgetExceeded(f"{found.stopped}; a part of the {split} split decides nothing. Raise the cap, and add --resume")
+        return found.evaluation
 
     # -- the end
 

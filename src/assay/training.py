@@ -21,8 +21,11 @@ from assay.optimizers.weights.validation import MODES, Bench, compared
 from assay.optimizers.weights.work import rank
 from assay.rubrics import Rubric
 
-__all__ = ["Retained", "compare", "train", "train_offline"]
+__all__ = ["ROLLOUTS_ONLY", "Retained", "compare", "independent", "train", "train_offline"]
 
+ROLLOUTS_ONLY = frozenset(
+    {"step_weight", "outcome_weight", "rollout_timeout_s", "evaluate_every", "held_out", "forget", "samples_every", "max_completion", "vllm"}
+)
 _OURS = {item.name for item in fields(PolicyConfig)}
 
 
@@ -81,6 +84,8 @@ def train(
         AssayError: what was wrong, which rule, what to do.
         Cancelled: a signal came; call again with `resume=True`.
     """
+    if "temperature" in options.get("parameters", {}):
+        raise ConfigError("the agent parameter temperature would have no effect: rollouts are sampled at --temperature")
     shown = (progress or Progress()) if not rank() else Progress()
     if rank():  # processes that train together each write a store of their own
         store = home_of(store) / f"rank-{rank()}" / "assay.db"
@@ -89,8 +94,16 @@ def train(
     common: dict[str, Any] = {
         "model": settings.model, "seed": settings.seed, "cache": False, "name": name, "settings": repr(settings), **options,
     }  # fmt: skip
-    measure, watching = _measures(rubric, watch, judge=common.get("judge_model"), model=settings.model, forced=judged_by_itself)
-    engine = _engine(settings)
+    others = [Retained.read(part) if isinstance(part, str) else part for part in retain]
+    named = [(str(program), data), *((one.program, one.data) for one in others)]
+    if twice := [name for at, name in enumerate(named) if name in named[:at]]:
+        raise ConfigError(f"{twice[0][0]} on {twice[0][1]} is named twice: once is enough, and what is trained on is no retained task")
+    judge = common.get("judge_model")
+    measure = independent(rubric, judge, settings.model, forced=judged_by_itself)
+    watching = independent(watch, judge, settings.model) if watch is not None else None
+    for one in others:
+        independent(one.rubric, judge, settings.model)
+    engine, titles = _engine(settings), set[str]()
     with ExitStack() as opened:
 
         def bench(what: str | dspy.Module, by: Any, source: str, given: Mapping[str, Any], trained: bool) -> tuple[Bench, Job]:
@@ -100,11 +113,15 @@ def train(
             job.session.lm.recording.cache = None  # a policy in training is never answered from a cache
             for split in need:
                 job.session.know(job.splits.unseal() if split == "test" else getattr(job.splits, split), split)
-            title = f"{job.session.program_name.rpartition(':')[2]}"
+            whole = job.session.program_name
+            title = next(
+                name for name in (whole.rpartition(":")[2], f"{whole.rpartition(':')[2]} on {source}", f"{whole} on {source}") if name not in titles
+            )
+            titles.add(title)
             return Bench(title, job.student, job.session, job.splits.val, job.splits.unseal(), trained), job
 
         main, job = bench(program, measure, data, parameters, True)
-        others, sampled = [Retained.read(part) if isinstance(part, str) else part for part in retain], {"temperature": settings.temperature}
+        sampled = {"temperature": settings.temperature}
         kept = [bench(one.program, one.rubric, one.data, sampled, False)[0] for one in others]
         watcher = load_rubric(watching, judge_lm=job.session.judge_lm) if watching is not None else None
         source = Rollouts(main, job.splits.train, settings, engine, watching=watcher)
@@ -122,6 +139,7 @@ def compare(
         models: before and after, by name.
         options: the fields of `RunConfig`.
     """
+    independent(rubric, options.get("judge_model"), models[1])
     found = {}
     for mode in MODES:
         given = {**(parameters or {}), **({"temperature": 0.1} if mode == "greedy" else {})}
@@ -141,11 +159,15 @@ def train_offline(
     The ratio is to the weights that made the calls. What the new weights do is seen by `assay evaluate`: nothing is run here.
 
     Args:
-        options: the fields of `PolicyConfig`; the temperature is the export's own.
+        options: the fields of `PolicyConfig`, but for what only rollouts have (`ROLLOUTS_ONLY`); the temperature is the export's own.
     Raises:
         DataError: no transitions export, changed since, of another tokenizer, or with nothing to learn from.
+        ConfigError: a setting that would have no effect.
     """
-    options.setdefault("temperature", export_temperature(export))
+    if ignored := sorted(ROLLOUTS_ONLY & options.keys()):
+        raise ConfigError(f"{', '.join(ignored)} would have no effect: an export brings its tasks and rewards, and nothing is run")
+    if "temperature" not in options:
+        options["temperature"] = export_temperature(export)
     settings = PolicyConfig(algorithm=algorithm, **options)
     return train_policy(Recorded(export, settings), name, settings, resume=resume, progress=progress)
 
@@ -158,15 +180,16 @@ def _engine(settings: PolicyConfig) -> PolicyEngine:
     return TrainerPolicy(settings.model, max_completion=settings.max_completion)
 
 
-def _measures(
-    rubric: str | Path | Rubric, watch: str | Path | Rubric | None, *, judge: str | None, model: str, forced: bool
-) -> tuple[Rubric, Rubric | None]:  # fmt: skip
-    """What is trained on and what only watches, neither judged by the model in training; the first may be, where that is forced."""
-    measure, watching = load_rubric(rubric), load_rubric(watch) if watch is not None else None
-    for one, may in ((measure, forced), (watching, False)):
-        if one is not None and one.needs_judge and judge in (None, model) and not may:
-            raise ConfigError(
-                f"the rubric {one.name!r} would be judged by {model}, the model in training, which would learn to please itself: name another "
-                f"with --judge-model{', or say --judged-by-itself' if one is measure else ''}"
-            )
-    return measure, watching
+def independent(rubric: str | Path | Rubric, judge: str | None, model: str, *, forced: bool = False) -> Rubric:
+    """The rubric, if it is not judged by the model in training.
+
+    Raises:
+        ConfigError: it would be, and that is not forced.
+    """
+    found = load_rubric(rubric)
+    if found.needs_judge and judge in (None, model) and not forced:
+        raise ConfigError(
+            f"the rubric {found.name!r} would be judged by {model}, the model in training, which would learn to please itself: name another with "
+            "--judge-model, or, for the rubric that is trained on, say --judged-by-itself"
+        )
+    return found

@@ -139,9 +139,18 @@ def test_what_is_rewarded_becomes_likelier(embedded: str) -> None:
 
 def rewritten(folder: Path, out: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> Path:
     """An export with its rows changed, and a manifest that says so."""
-    shutil.copytree(folder, out)
     rows = [change(json.loads(line)) for line in (folder / "data.jsonl").read_text().splitlines()]
-    text = "".join(json.dumps(row) + "\n" for row in rows if row is not None)
+    return copied(folder, out, "".join(json.dumps(row) + "\n" for row in rows if row is not None))
+
+
+def without_temperature(text: Any) -> Any:
+    request = json.loads(text) if isinstance(text, str) else text
+    request["config"].pop("temperature", None)
+    return json.dumps(request) if isinstance(text, str) else request
+
+
+def copied(folder: Path, out: Path, text: str) -> Path:
+    shutil.copytree(folder, out)
     (out / "data.jsonl").write_text(text)
     manifest = json.loads((out / "manifest.json").read_text())
     manifest["files"]["data.jsonl"]["sha256"] = hashlib.sha256(text.encode()).hexdigest()
@@ -156,7 +165,7 @@ def test_exports_with_nothing_to_learn_from_are_refused(
 ) -> None:
     monkeypatch.chdir(trained[0])
     assay.export("transitions", tmp_path / "rows", allow_ungated=True, privacy="off")
-    small = {key: value for key, value in SMALL.items() if key not in ("adapter", "evaluate_every")}
+    small = {key: value for key, value in SMALL.items() if key not in ("adapter", "evaluate_every", "max_completion")}
     flat = rewritten(tmp_path / "rows", tmp_path / "flat", lambda row: {**row, "return": 1.0 if row["t"] == 0 else 0.0, "reward": 0.0})
     with pytest.raises(DataError, match="none has rewards that differ"):
         Recorded(flat, PolicyConfig(tasks=2, group=2, micro=2))
@@ -166,6 +175,15 @@ def test_exports_with_nothing_to_learn_from_are_refused(
         train_offline(alone, name="alone", model=embedded, **{**small, "tasks": 9})
     with pytest.raises(DataError, match="calls of more than 16 tokens"):
         train_offline(tmp_path / "rows", name="long", model=embedded, max_length=16, **small)
+    text = (tmp_path / "rows" / "data.jsonl").read_text()
+    kept = [copied(tmp_path / "rows", tmp_path / name, data) for name, data in (("once", text), ("twice", text + text))]
+    turns = [{one.id: len(one.transitions) for one in Recorded(folder, PolicyConfig(tasks=1, group=2)).rollouts.values()} for folder in kept]
+    assert turns[0] == turns[1]  # balancing copies rows
+    unsaid = rewritten(tmp_path / "rows", tmp_path / "unsaid", lambda row: {**row, "input": without_temperature(row["input"])})
+    with pytest.raises(ConfigError, match="do not say at which temperature"):
+        train_offline(unsaid, name="unsaid", model=embedded, **small)
+    with pytest.raises(ConfigError, match="forget, step_weight would have no effect"):
+        train_offline(tmp_path / "rows", name="x", model=embedded, step_weight=0.0, forget=0.5)
     broken = rewritten(tmp_path / "rows", tmp_path / "broken", lambda row: {**row, "return": "much", "reward": None})
     with pytest.raises(DataError, match="no finite number"):
         Recorded(broken, PolicyConfig(tasks=2, group=2, micro=2))
@@ -216,6 +234,17 @@ def test_a_model_in_training_does_not_judge_itself(embedded: str, tmp_path: Path
         for given in ({"rubric": "nice.yaml"}, {"rubric": "math_qa", "watch": "nice.yaml"}):
             with pytest.raises(ConfigError, match="would learn to please itself"):
                 train("math_qa", data=DATA, name="x", model=embedded, **given, **judge, **SMALL)
+        with pytest.raises(ConfigError, match="would learn to please itself"):
+            train("math_qa", rubric="math_qa", retain=[f"math_qa,nice.yaml,{DATA}"], data=DATA, name="x", model=embedded, **judge, **SMALL)
+        with pytest.raises(ConfigError, match="would learn to please itself"):
+            assay.improve("math_qa", rubric="nice.yaml", data=DATA, name="x", model=embedded, **judge)
+
+
+def test_what_is_retained_is_named_apart(embedded: str) -> None:
+    with pytest.raises(ConfigError, match=f"math_qa on {re.escape(DATA)} is named twice"):
+        train("math_qa", rubric="math_qa", retain=[f"math_qa,math_qa,{DATA}"] * 2, data=DATA, name="x", model=embedded, **SMALL)
+    with pytest.raises(ConfigError, match="rollouts are sampled at --temperature"):
+        train("math_qa", rubric="math_qa", data=DATA, name="x", model=embedded, parameters={"temperature": 0.3}, **SMALL)
 
 
 @pytest.mark.parametrize(
@@ -231,9 +260,12 @@ def test_a_model_in_training_does_not_judge_itself(embedded: str, tmp_path: Path
         (["train", "sft", "rows", "--name", "x", "--program", "math_qa"], "belong together"),
         (["improve", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--order", "dance"], "order names"),
         (["improve", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--resume"], "no unfinished improvement 'x'"),
+        (["improve", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--grpo", "step=3"], "there are the fields of PolicyConfig"),
+        (["train", "sft", "rows", "--name", "x", "--program", "math_qa", "--rubric", "nice.yaml", "--data", DATA], "please itself"),
     ],
 )
 def test_the_command_line_says_what_is_wrong(words: list[str], message: str, embedded: str) -> None:
+    Path("nice.yaml").write_text("name: nice\ncriteria:\n  - {name: nice, weight: 1, judge: 'Is it nice?'}\n")
     done = subprocess.run([sys.executable, "-m", "assay", *words], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode in (1, 2), done.stderr
     assert re.search(message, " ".join(done.stderr.split())), done.stderr

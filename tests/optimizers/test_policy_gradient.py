@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from assay.errors import ConfigError
 from assay.optimizers.weights.advantages import ValueMemory, assign_credit
 from assay.optimizers.weights.config import ALGORITHMS, PolicyConfig, SFTConfig
 from assay.optimizers.weights.guards import Watch
+from assay.optimizers.weights.policy import task_order
 from assay.optimizers.weights.rows import Row, Trajectory, trained_tokens, trajectory_of
 from assay.traces import Rollout, Transition
 
@@ -58,13 +60,11 @@ def test_reinforce_takes_the_batch() -> None:
 def test_identical_rollouts_push_nowhere(algorithm: str) -> None:
     batch = [trajectory(f"r{at}", "g", 0.15, 0.15, 1.0) for at in range(4)]
     credit = assign_credit(batch, PolicyConfig(algorithm=algorithm), ValueMemory())
-    if algorithm == "ppo":  # a value tells turns apart, and every rollout has the same advantage at the same turn
-        assert len({tuple(turns) for turns in credit.advantages.values()}) == 1
-    else:
-        assert credit.advantages == {}
-        left = Counter[str]()
-        assert credit.given_to(batch, left) == ([], [row for one in batch for row in one.rows])
-        assert left["rollouts of groups without spread"] == 4
+    assert credit.advantages == {}
+    assert credit.flat == 1
+    left = Counter[str]()
+    assert credit.given_to(batch, left) == ([], [row for one in batch for row in one.rows])
+    assert left["rollouts of groups without spread"] == 4
 
 
 def test_a_ppo_value_is_fitted_on_other_groups_and_remembers() -> None:
@@ -167,6 +167,24 @@ def test_a_token_that_the_model_held_for_impossible_was_the_grammars() -> None:
     assert chosen(transition("action: abc", schema=schema, logprobs=tuple(odds))) == "········" + "·bc"
 
 
+class Bytes(Letters):
+    """A tokenizer of bytes, some of which are halves of letters."""
+
+    def decode(self, ids: list[int]) -> str:
+        return bytes(ids).decode("utf-8", "replace").replace("\0", "")
+
+
+def test_letters_of_several_tokens_are_told_from_what_a_grammar_forced() -> None:
+    schema = {"x-assay-lines": True, "properties": {"city": {}, "sure": {}}}
+    text = "city: Ål\nsure: yes"
+    ids = (*text.encode(), 0)
+    call = transition(text, schema=schema, token_ids=ids, logprobs=tuple(-0.1 for _ in ids))
+    rollout = Rollout(id="r", group_id="g", score=1.0, transitions=[call])
+    row = trajectory_of(rollout, Bytes(), max_length=64, behaviour=True).rows[0]
+    forced = [at for at, trained in enumerate(row.trained) if not trained]
+    assert bytes(ids[at] for at in forced).decode() == "city: sure: "
+
+
 def test_rows_hold_the_sampled_tokens_and_count_what_cannot_be_trained_on() -> None:
     calls = [
         transition("4"), transition("4", cached=True), transition("", error="ServerError"), transition("4", token_ids=None),
@@ -237,6 +255,63 @@ def arguments(folder: Path, **more: Any) -> Any:
         "scale_rewards": "group", "bf16": False,
     }  # fmt: skip
     return GRPOConfig(**{**told, **more})
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 20), st.integers(0, 3))
+def test_no_task_comes_twice_in_a_step_nor_again_before_all_others(tasks: int, spare: int, steps: int, seed: int) -> None:
+    items, config = tasks + spare - 1, PolicyConfig(tasks=tasks, steps=steps, seed=seed)
+    order = task_order(items, config)
+    assert len(order) == tasks * steps
+    assert all(len(set(order[at : at + tasks])) == tasks for at in range(0, len(order), tasks))
+    assert all(set(order[at : at + items]) == set(range(items)) for at in range(0, len(order) - items + 1, items))
+
+
+@pytest.mark.slow
+def test_blank_parts_of_a_batch_do_not_lower_what_is_told(tiny_model: Path, tmp_path: Path) -> None:
+    from datasets import Dataset
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from assay.optimizers.weights.trainer import Batch, TransitionTrainer
+
+    found = []
+    for parts in (1, 8):
+        rows = [Row(turn=0, prompt_ids=[5, 6], completion_ids=[7, at], trained=[True, True], advantage=1.0) for at in (8, 9)]
+        more = {"per_device_train_batch_size": 8 // parts, "gradient_accumulation_steps": parts, "steps_per_generation": parts, "max_steps": 1}
+        trainer = TransitionTrainer(
+            model=AutoModelForCausalLM.from_pretrained(tiny_model), args=arguments(tmp_path / str(parts), **more),
+            train_dataset=Dataset.from_list([{"prompt": "", "index": at} for at in range(4)]),
+            processing_class=AutoTokenizer.from_pretrained(tiny_model), collect=lambda inputs, trainer, rows=rows: Batch(rows),
+        )  # fmt: skip
+        trainer.train()
+        found.append(next(line["entropy"] for line in trainer.state.log_history if "entropy" in line))
+    assert found[0] > 1
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_the_model_as_it_was_is_the_base(tiny_model: Path) -> None:
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    from assay.optimizers.weights.engines import TrainerPolicy
+
+    def logits(of: Any) -> Any:
+        with torch.no_grad():
+            return of(torch.tensor([[5, 6, 7]])).logits
+
+    base = AutoModelForCausalLM.from_pretrained(tiny_model)
+    before = logits(base)
+    model = get_peft_model(base, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
+    after, engine = logits(model), TrainerPolicy(str(tiny_model))
+    engine.sync(SimpleNamespace(model=model, accelerator=SimpleNamespace(unwrap_model=lambda one: one), _tokenizer=None))
+    with engine.before():
+        assert torch.equal(logits(model), before)
+        model.merge_adapter()  # as TRL does for vLLM
+        assert torch.allclose(logits(model), before)
+        model.unmerge_adapter()
+    assert torch.allclose(logits(model), after)
+    assert not torch.allclose(before, after)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Training runs of a program under a small real model, through the trainer's own generation: two calls a rollout."""
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -14,8 +15,8 @@ import pytest
 
 import assay
 from assay.datasets import Task
-from assay.errors import Cancelled, ConfigError, DataError, ModelError
-from assay.models import Meter, with_recording
+from assay.errors import BudgetExceeded, Cancelled, ConfigError, DataError, ModelError
+from assay.models import Caps, Meter, with_recording
 from assay.optimizers import Session, Student
 from assay.optimizers.weights.config import PolicyConfig
 from assay.optimizers.weights.engines import TrainerPolicy
@@ -61,17 +62,17 @@ def letters(task, prediction, rollout):
 """
 
 
-def source(model: str, config: PolicyConfig, check: Any = letters, store: Store | None = None) -> Rollouts:
+def source(model: str, config: PolicyConfig, check: Any = letters, store: Store | None = None, name: str = "two") -> Rollouts:
     engine, recorder = TrainerPolicy(model, max_completion=config.max_completion), Recorder(store, run_id="r")
     meter = Meter()
     lm = with_recording(engine.lm, meter=meter, observers=[recorder.observe])
     rubric = assay.Rubric("letters", [assay.Criterion(name="letters", check=check)])
-    session = Session(lm=lm, rubric=rubric, recorder=recorder, meter=meter, program_name="two")
+    session = Session(lm=lm, rubric=rubric, recorder=recorder, meter=meter, program_name=name)
     tasks = [Task(id=f"t{at}", inputs={"question": f"How much is {at} + 1?"}) for at in range(8)]
     session.know(tasks[:4], "train")
     session.know(tasks[4:6], "val")
     session.know(tasks[6:], "test")
-    return Rollouts(Bench("two", Student(TwoCalls(), session, adapter="lean"), session, tasks[4:6], tasks[6:]), tasks[:4], config, engine)
+    return Rollouts(Bench(name, Student(TwoCalls(), session, adapter="lean"), session, tasks[4:6], tasks[6:]), tasks[:4], config, engine)
 
 
 def run(model: Path, name: str, *, resume: bool = False, check: Any = letters, store: Store | None = None, **settings: Any) -> PolicyReport:
@@ -112,8 +113,8 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_curve(tiny_model: Path) -> No
 
     def stopping(inputs: Any, trainer: Any) -> Any:
         if trainer.state.global_step == 2:
-            assert begun.stop is not None
-            begun.stop.set()  # as a signal does, in the midst of a step
+            assert begun.engine.stop is not None
+            begun.engine.stop.set()  # as a signal does
         return collect(inputs, trainer)
 
     begun.collect = stopping  # type: ignore[method-assign]
@@ -125,6 +126,104 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_curve(tiny_model: Path) -> No
     for name in ("reward", "loss", "grad_norm", "entropy"):
         assert resumed.curves[name] == pytest.approx(whole.curves[name], rel=1e-5, abs=1e-7), name
     assert resumed.tally.rollouts == whole.tally.rollouts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [2, 5], ids=["a checkpoint of that step", "none yet"])
+def test_a_signal_in_the_midst_of_rollouts_costs_their_step_alone(tiny_model: Path, every: int) -> None:
+    made: list[str] = []
+
+    def stopping(task: Any, prediction: Any, rollout: Any) -> float:
+        made.append(task.id)
+        if len(made) == 9 and begun.engine.stop is not None:  # two steps have four rollouts each
+            begun.engine.stop.set()
+        return letters(task, prediction, rollout)
+
+    settings = {**SMALL, "model": str(tiny_model), "evaluate_every": 0, "save_every": every}
+    begun = source(str(tiny_model), PolicyConfig(**settings), stopping)
+    with pytest.raises(Cancelled):
+        train_policy(begun, "halted", PolicyConfig(**settings))
+    resumed = train_policy(source(str(tiny_model), PolicyConfig(**settings), stopping), "halted", PolicyConfig(**settings), resume=True)
+    made[:] = ["-"] * 99
+    whole = train_policy(source(str(tiny_model), PolicyConfig(**settings), stopping), "whole", PolicyConfig(**settings))
+    assert resumed.curves["loss"] == pytest.approx(whole.curves["loss"], rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.slow
+def test_what_is_looked_at_can_be_stopped_and_does_not_hang(tiny_model: Path) -> None:
+    hung = threading.Event()
+
+    def hanging(task: Any, prediction: Any, rollout: Any) -> float:
+        if task.id == "t4":  # of val
+            hung.wait(30)
+        return letters(task, prediction, rollout)
+
+    report = run(tiny_model, "hung", check=hanging, steps=1, evaluate_every=1, rollout_timeout_s=3.0)
+    hung.set()
+    assert set(report.curves["held_out_greedy"]) == {0, 1}  # of the other task
+    begun = source(str(tiny_model), config := PolicyConfig(**{**SMALL, "model": str(tiny_model), "steps": 1, "evaluate_every": 1}))
+
+    def stopping(task: Any, prediction: Any, rollout: Any) -> float:
+        if task.id == "t6" and begun.engine.stop is not None:  # of test
+            begun.engine.stop.set()
+        return letters(task, prediction, rollout)
+
+    begun = source(str(tiny_model), config, stopping)
+    with pytest.raises(Cancelled):
+        train_policy(begun, "stopped", config)
+
+
+@pytest.mark.slow
+def test_a_cap_ends_a_training_with_a_checkpoint(tiny_model: Path) -> None:
+    config = PolicyConfig(**{**SMALL, "model": str(tiny_model), "evaluate_every": 0, "save_every": 4})
+    begun = source(str(tiny_model), config)
+    begun.bench.session.meter.caps = Caps(calls=20)  # two steps and a half, of eight calls each
+    with pytest.raises(BudgetExceeded):
+        train_policy(begun, "capped", config)
+    assert Path(".assay/training/capped/checkpoints/checkpoint-2/assay.json").is_file()
+    assert run(tiny_model, "capped", evaluate_every=0, save_every=4, resume=True).steps == 4
+
+
+@pytest.mark.slow
+def test_what_goes_on_is_the_same_training(tiny_model: Path) -> None:
+    config = PolicyConfig(**{**SMALL, "model": str(tiny_model), "evaluate_every": 0})
+    begun = source(str(tiny_model), config)
+    collect = begun.collect
+
+    def stopping(inputs: Any, trainer: Any) -> Any:
+        begun.engine.stop.set()
+        return collect(inputs, trainer)
+
+    begun.collect = stopping  # type: ignore[method-assign]
+    with pytest.raises(Cancelled):
+        train_policy(begun, "same", config)
+    with pytest.raises(ConfigError, match="had another rubric"):
+        run(tiny_model, "same", evaluate_every=0, resume=True, check=lambda t, p, r: 0.5)
+    with pytest.raises(ConfigError, match="had another program"):
+        train_policy(source(str(tiny_model), config, name="three"), "same", config, resume=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost_from", [1, 2])
+def test_weights_that_forgot_too_much_are_not_kept(tiny_model: Path, lost_from: int) -> None:
+    config = PolicyConfig(**{**SMALL, "model": str(tiny_model), "evaluate_every": 1})
+    begun = source(str(tiny_model), config)
+    looks: list[str] = []
+
+    def other(task: Any, prediction: Any, rollout: Any) -> float:
+        looks.append(task.id)
+        return 1.0 if len(looks) <= 2 * lost_from else 0.0  # two tasks a look
+
+    session = dataclasses.replace(begun.bench.session, rubric=assay.Rubric("other", [assay.Criterion(name="other", check=other)]))
+    kept = Bench("other", Student(TwoCalls(), session, adapter="lean"), session, begun.bench.val, begun.bench.test, trained=False)
+    if lost_from == 1:
+        with pytest.raises(ModelError, match=r"other lost 1.000, and 0.1 may be lost.* none are kept"):
+            train_policy(begun, "forgets", config, retained=[kept])
+        return
+    report = train_policy(begun, "forgets", config, retained=[kept])
+    assert report.stopped is not None
+    assert report.best_step == 1
+    assert set(report.validation) == {"two", "other"}
 
 
 @pytest.fixture
@@ -207,7 +306,7 @@ def test_two_processes_train_one_program(tiny_model: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout)
     assert report["steps"] == 2
-    assert report["rollouts"] == 8  # of the first process: half of them
+    assert report["rollouts"] == 16  # of both
     assert set(report["curves"]["held_out_greedy"]) == {"0", "1", "2"}
     assert Path(report["path"]).is_dir()
     assert Path(".assay/rank-1/assay.db").exists()

@@ -260,6 +260,21 @@ def test_a_killed_warm_up_goes_on_to_the_same_curve(tiny_model: Path, tmp_path: 
 
 
 @pytest.mark.slow
+def test_two_processes_warm_up_as_one_does(tiny_model: Path, tmp_path: Path) -> None:
+    path = lines(tmp_path / "d.jsonl", [row(at) for at in range(32)])
+    options = ["--model", str(tiny_model), "--epochs", "1", "--rank", "4", "--max-length", "128", "--held-out", "0.2", "--json"]
+    launch = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", "-m", "assay"]
+    told = []
+    for start, name in ((["-m", "assay"], "alone"), (launch, "both")):
+        command = [sys.executable, *start, "train", "sft", str(path), "--name", name, *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        told.append(json.loads(done.stdout))
+    assert told[0]["steps"] == told[1]["steps"]
+    assert list(told[1]["held_out_loss"].values()) == pytest.approx(list(told[0]["held_out_loss"].values()), rel=1e-3)
+
+
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_keeps_the_last_good_weights(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, model = lines(tmp_path / "d.jsonl", [row(at) for at in range(40)]), str(tiny_model)
     import torch
@@ -276,6 +291,7 @@ def test_a_loss_that_is_no_number_keeps_the_last_good_weights(tiny_model: Path, 
     report = train_sft(path, "cut", SFTConfig(model=model, epochs=2, max_length=128, rank=4, evaluations=9))
     assert report.stopped is not None
     assert "was no number at step 4" in report.stopped
+    assert report.best_step == 3
     assert np.isfinite(find_weights(report.path)).all()
     with pytest.raises(ModelError, match="lower --learning-rate"):
         train_sft(path, "none", SFTConfig(model=model, epochs=1, max_length=128, rank=4, evaluations=1))

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import Console, keep, print_json, run_config, run_options
+from assay.cli.shared import Console, json_or_text, keep, pairs, print_json, run_config, run_options
 
 __all__ = ["command"]
 
@@ -17,8 +17,8 @@ _ORDER = "prompts,sft,prompts"
 @click.option("--name", required=True, help="Of this improvement; its adapters are NAME-1, NAME-2, …")
 @click.option("--order", default=_ORDER, show_default=True, help="Steps out of prompts, sft and grpo, in order.")
 @click.option("--rollouts", type=click.IntRange(1), default=2, show_default=True, help="Of each train task that sft collects.")
-@click.option("--epochs", type=click.IntRange(1), default=3, show_default=True, help="Of sft, at most.")
-@click.option("--steps", type=click.IntRange(1), default=30, show_default=True, help="Of grpo.")
+@click.option("--sft", multiple=True, metavar="NAME=VALUE", help="A setting of sft, by its flag in `assay train sft`: epochs=2.")
+@click.option("--grpo", multiple=True, metavar="NAME=VALUE", help="A setting of grpo, by its flag in `assay train grpo`: steps=12, beta=0.")
 @click.option("--max-search-calls", type=click.IntRange(1), help="Most LM calls of each search; 300 by default.")
 @click.option("--train-size", type=click.IntRange(1), help="Most tasks taken of train.")
 @click.option("--val-size", type=click.IntRange(1), help="Most tasks taken of val.")
@@ -33,18 +33,23 @@ def command(program: str, **values: Any) -> None:
     """
     from assay.improving import improve
 
-    as_json, store, out, resume, name, order, rollouts, epochs, steps = keep(
-        values, "as_json", "store", "out", "resume", "name", "order", "rollouts", "epochs", "steps"
+    as_json, store, out, resume, name, order, rollouts, sft, grpo = keep(
+        values, "as_json", "store", "out", "resume", "name", "order", "rollouts", "sft", "grpo"
     )
     sizes = {split: size for split in ("train", "val", "gate", "test") if (size := values.pop(f"{split}_size")) is not None}
     report = improve(
-        program, name=name, order=[step.strip() for step in order.split(",") if step.strip()], rollouts=rollouts, sft={"epochs": epochs},
-        grpo={"steps": steps}, out=out, store=store, resume=resume, progress=Console(), sizes=sizes, **run_config(values),  # type: ignore[arg-type]
+        program, name=name, order=[step.strip() for step in order.split(",") if step.strip()], rollouts=rollouts,
+        sft=_settings(sft, "--sft"), grpo=_settings(grpo, "--grpo"), out=out, store=store, resume=resume, progress=Console(), sizes=sizes,  # type: ignore[arg-type]
+        **run_config(values),
     ).to_dict()  # fmt: skip
     if as_json:
         print_json(report)
     else:
         _show(report)
+
+
+def _settings(given: tuple[str, ...], flag: str) -> dict[str, Any]:
+    return {name.replace("-", "_"): json_or_text(text) for name, text in pairs(given, flag).items()}
 
 
 def _show(report: dict[str, Any]) -> None:

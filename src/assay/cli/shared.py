@@ -38,6 +38,14 @@ def pairs(values: tuple[str, ...], flag: str) -> dict[str, str]:
     return found
 
 
+def cap_options() -> list[Decorator]:
+    return [
+        click.option("--max-calls", type=int, help="Stop after so many LM calls."),
+        click.option("--max-tokens", type=int, help="Stop after so many tokens."),
+        click.option("--max-cost-usd", type=float, help="Stop after so many dollars."),
+    ]
+
+
 def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """The flags that `compile` and `evaluate` have in common."""
     options: list[Decorator] = [
@@ -57,9 +65,7 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--salt", default="assay", show_default=True, help="Salt of the splits; keep it for a project's life."),
         click.option("--seed", type=int, default=0, show_default=True),
         click.option("--threads", type=int, help="Runs at once; by default what the model's engine gains from."),
-        click.option("--max-calls", type=int, help="Stop after so many LM calls."),
-        click.option("--max-tokens", type=int, help="Stop after so many tokens."),
-        click.option("--max-cost-usd", type=float, help="Stop after so many dollars."),
+        *cap_options(),
         click.option("--no-cache", is_flag=True, help="Do not read or keep responses on disk."),
         click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE."),
         click.option("--resume", is_flag=True, help="Go on with this job's unfinished run."),

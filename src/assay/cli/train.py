@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import Console, json_option, json_or_text, keep, pairs, print_json, with_options
+from assay.cli.shared import Console, cap_options, json_option, json_or_text, keep, pairs, print_json, with_options
 
 __all__ = ["command"]
 
@@ -37,19 +37,34 @@ def command() -> None:
 @click.option("--rubric", metavar="R", help="What the program is scored by.")
 @click.option("--data", metavar="D", help="The program's tasks.")
 @click.option("--adapter", type=click.Choice(["json", "lean", "chat"]), help="How the program's fields become messages.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="An agent parameter of the program, e.g. max_steps=4.")
+@click.option("--judge-model", help="Model of the rubric's judges; not the one in training.")
+@click.option("--salt", help="Salt of the program's splits.")
 @click.option("--test-size", type=click.IntRange(1), help="Most sealed tasks.")
+@click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE.")
+@click.option("--accelerate-config", type=click.Path(exists=True), help="Run in processes as this config of accelerate says.")
 @json_option()
 def sft(**values: Any) -> None:
     """A warm-up on the good rows of `assay export sft` (its folder), or on JSON lines with prompt and completion."""
     from assay.optimizers.weights import SFTConfig, train_sft
-    from assay.training import compare
+    from assay.training import compare, independent
 
-    as_json, source, name, resume, program, size = keep(values, "as_json", "export", "name", "resume", "program", "test_size")
-    measured = {key: value for key in ("rubric", "data", "adapter") if (value := values.pop(key)) is not None}
+    as_json, source, name, resume, program, size, config = keep(
+        values, "as_json", "export", "name", "resume", "program", "test_size", "accelerate_config"
+    )
+    if config is not None:
+        return _launched(config)
+    measured = {key: value for key in ("rubric", "data", "adapter", "judge_model", "salt", "store") if (value := values.pop(key)) is not None}
+    if settings := pairs(values.pop("settings"), "--set"):
+        measured["parameters"] = {key: json_or_text(text) for key, text in settings.items()}
     if (program is None and measured) or (program is not None and not {"rubric", "data"} <= measured.keys()):
         raise click.UsageError("--program, --rubric and --data belong together")
     shown = Console()
+    if program is not None:
+        independent(measured["rubric"], measured.get("judge_model"), values["model"])
     data = train_sft(source, name, SFTConfig(**values), resume=resume, progress=shown).to_dict()  # type: ignore[arg-type]
+    if _other_process():
+        return
     data["validation"] = {}
     if program is not None and data["name"]:
         models, sizes = (values["model"], data["name"]), {"test": size} if size else {}
@@ -88,6 +103,11 @@ def _show(data: dict[str, Any]) -> None:
         rich.print(str(data["path"]), markup=False, soft_wrap=True)
 
 
+def _other_process() -> bool:
+    """Whether another of the processes that train together is the one that speaks."""
+    return os.environ.get("RANK", "0") != "0"
+
+
 _LOSSES = ("dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")
 _RETURNS = ("to_go", "episode", "step", "uniform")
 _NUMBERS: tuple[tuple[str, Any, Any, str], ...] = (
@@ -95,12 +115,12 @@ _NUMBERS: tuple[tuple[str, Any, Any, str], ...] = (
     ("--tasks", int, 4, "Tasks a step."),
     ("--group", int, 6, "Rollouts of a task."),
     ("--iterations", int, 1, "Steps on the same rollouts."),
-    ("--learning-rate", float, 2e-4, ""),
+    ("--learning-rate", float, 2e-4, "Constant; of AdamW."),
     ("--rank", int, 16, "Of the LoRA matrices."),
     ("--temperature", float, 1.0, "Of the rollouts."),
     ("--epsilon", float, 0.2, "The ratio is clipped below at 1 less this."),
     ("--epsilon-high", float, 0.28, "The ratio is clipped above at 1 and this."),
-    ("--beta", float, 0.01, "Weight of the KL to the model as it was."),
+    ("--beta", float, 0.01, "Weight of the KL to the model as it was; 0 leaves it out, and a forward pass with it."),
     ("--discount", float, 1.0, "Of later rewards."),
     ("--step-weight", float, 1.0, "Of step rewards."),
     ("--outcome-weight", float, 1.0, "Of the rubric's score."),
@@ -132,11 +152,14 @@ def _policy_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="An agent parameter, e.g. max_steps=4."),
         click.option("--loss", type=click.Choice(_LOSSES), default="dapo", show_default=True, help="TRL's loss_type."),
         click.option("--returns", type=click.Choice(_RETURNS), default="to_go", show_default=True, help="What a call is credited with."),
-        click.option("--vllm", type=click.Choice(["none", "colocate", "server"]), default="none", show_default=True, help="On a GPU."),
+        click.option(
+            "--vllm", type=click.Choice(["none", "colocate", "server"]), default="none", show_default=True, help="Rollouts by vLLM on a GPU."
+        ),
         *(click.option(flag, type=kind, default=value, show_default=True, help=text or None) for flag, kind, value, text in _NUMBERS),
         *(click.option(f"--{split}-size", type=click.IntRange(1), help=f"Most tasks taken of {split}.") for split in ("train", "val", "test")),
         click.option("--salt", default="assay", show_default=True, help="Salt of the splits."),
         click.option("--threads", type=click.IntRange(1), help="Rollouts at once."),
+        *cap_options(),
         click.option("--report-to", default="none", show_default=True, help="tensorboard, trackio, wandb."),
         click.option("--accelerate-config", type=click.Path(exists=True), help="Run in processes as this config of accelerate says."),
         click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE."),
@@ -175,7 +198,7 @@ def _policy(algorithm: str, values: dict[str, Any]) -> None:
         parameters = {name: json_or_text(text) for name, text in settings.items()}
         report = train(program, algorithm=algorithm, sizes=sizes, parameters=parameters, progress=shown, **values)  # type: ignore[arg-type]
     data = report.to_dict()
-    if os.environ.get("RANK", "0") != "0":
+    if _other_process():
         return
     if as_json:
         print_json(data)
@@ -183,16 +206,19 @@ def _policy(algorithm: str, values: dict[str, Any]) -> None:
         _show_policy(data)
 
 
-_ONLINE = ("rubric", "data", "judge_model", "judged_by_itself", "watch", "retain", "adapter", "salt", "threads", "store", "rollout_timeout_s")
+_ONLINE = ("rubric", "data", "judge_model", "judged_by_itself", "watch", "retain", "adapter", "salt", "threads", "store")
 
 
 def _offline(values: dict[str, Any]) -> dict[str, Any]:
     """Flags that an export leaves a meaning; those that it would ignore are refused where they were given."""
+    from assay.training import ROLLOUTS_ONLY
+
     context = click.get_current_context()
     given = [name for name in values if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
-    if ignored := [f"--{name.replace('_', '-')}" for name in given if name in (*_ONLINE, "step_weight", "outcome_weight")]:
+    online = {*_ONLINE, *ROLLOUTS_ONLY, "max_calls", "max_tokens", "max_cost_usd"}
+    if ignored := [f"--{name.replace('_', '-')}" for name in given if name in online]:
         raise click.UsageError(f"{', '.join(ignored)} would have no effect: an export brings its tasks and rewards")
-    kept = {name: value for name, value in values.items() if name not in _ONLINE}
+    kept = {name: value for name, value in values.items() if name not in online}
     if "temperature" not in given:
         kept.pop("temperature")
     return kept
@@ -221,6 +247,8 @@ def _show_policy(data: Mapping[str, Any]) -> None:
     )
     settled = {None: "too few steps to tell whether it converged", True: "converged", False: "not converged"}[data["converged"]]
     rich.print(f"{settled}: the mean reward of the last ten steps beside that of the ten before", markup=False)
+    if data["agreement"] is not None:
+        rich.print(f"served beside torch: {100 * data['agreement']:.0f} % of greedy texts are the same")
     for why, count in data["left_out"].items():
         rich.print(f"{count} left out: {why}", markup=False)
     for note in [*data["notes"], *data["alarms"], *([data["stopped"]] if data["stopped"] else [])]:

@@ -233,7 +233,8 @@ def _chat_answer(body: Mapping[str, Any]) -> Answer:
     found.prompt_tokens, found.completion_tokens = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
     tokens = list(_each((choice.get("logprobs") or {}).get("content")))
     if tokens:
-        found.logprobs = tuple(float(token.get("logprob") or 0.0) for token in tokens)
+        if all(token.get("logprob") is not None for token in tokens):
+            found.logprobs = tuple(float(token["logprob"]) for token in tokens)
         if all("id" in token for token in tokens):
             found.token_ids = tuple(int(token["id"]) for token in tokens)
     return found

@@ -79,6 +79,9 @@ def assign_credit(batch: Sequence[Trajectory], config: PolicyConfig, memory: Val
     found = Credit(groups=len(groups))
     if config.algorithm == "ppo":
         values = memory.values(batch, config.discount)
+        if len({tuple(one.rewards) for one in batch}) < 2:  # the value of a turn is no reason to push what all did alike
+            found.flat = len(groups)
+            return found
         raw = {o.rollout: gae(o.rewards, v, discount=config.discount, decay=config.gae_lambda) for o, v in zip(batch, values, strict=True)}
         flat = np.array([value for rollout in raw.values() for value in rollout])
         mean, width = (float(flat.mean()), float(flat.std()) + 1e-4) if len(flat) else (0.0, 1.0)

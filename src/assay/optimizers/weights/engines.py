@@ -32,6 +32,8 @@ class PolicyEngine(ABC):
 
     lm: LanguageModel
     behaviour = True  # whether its log-probabilities are those at the temperature that is trained at
+    stop: threading.Event | None = None  # set by a signal
+    timeout_s = float("inf")  # of a rollout
 
     def work_in(self, folder: Path) -> None:  # noqa: B027
         """Takes a folder for what it keeps on disk."""
@@ -41,7 +43,7 @@ class PolicyEngine(ABC):
         """Serves the trainer's weights as they are now."""
 
     @abstractmethod
-    def play(self, runs: Sequence[Run], session: Session, *, timeout_s: float, stop: threading.Event | None = None) -> list[Any | None]:
+    def play(self, runs: Sequence[Run], session: Session) -> list[Any | None]:
         """Scored predictions in the order of the runs; None where one took longer than `timeout_s`.
 
         Raises:
@@ -53,9 +55,10 @@ class PolicyEngine(ABC):
         """Inside: the likeliest token at every place."""
 
     def execute(self, student: Student, tasks: Sequence[Task], session: Session) -> Iterator[tuple[Task, Any]]:
-        """The engine as an executor of `assay.optimizers.evaluate`."""
+        """The engine as an executor of `assay.optimizers.evaluate`; a task whose run takes too long has no result."""
         runs = [(student, task) for task in tasks]
-        yield from zip(tasks, self.play(runs, session, timeout_s=float("inf")), strict=True)
+        found = zip(tasks, self.play(runs, session), strict=True)
+        yield from ((task, prediction) for task, prediction in found if prediction is not None)
 
     @abstractmethod
     def before(self) -> AbstractContextManager[None]:
@@ -171,12 +174,12 @@ class LlamaPolicy(PolicyEngine):
             self._served.unlink(missing_ok=True)
         self._served = out
 
-    def play(self, runs: Sequence[Run], session: Session, *, timeout_s: float, stop: threading.Event | None = None) -> list[Any | None]:
-        crew = _Crew(runs, session, session.threads, timeout_s)
+    def play(self, runs: Sequence[Run], session: Session) -> list[Any | None]:
+        crew = _Crew(runs, session, session.threads, self.timeout_s)
         crew.start()
         with crew.changed:
             while True:
-                crew.look(stop)
+                crew.look(self.stop)
                 if crew.done:
                     return crew.ordered()
                 crew.changed.wait(_LOOK_S)
@@ -212,20 +215,21 @@ class TrainerPolicy(PolicyEngine):
         self.trainer: Any = None
 
     def sync(self, trainer: Any) -> None:
-        self.trainer, self.backend.tokenizer = trainer, trainer._tokenizer  # TRL brings vLLM's weights up to date before it generates
+        self.trainer, self.backend.tokenizer = trainer, trainer._tokenizer
+        trainer._last_loaded_step = -1  # so that TRL brings vLLM's weights up to date before it generates
 
-    def play(self, runs: Sequence[Run], session: Session, *, timeout_s: float, stop: threading.Event | None = None) -> list[Any | None]:
+    def play(self, runs: Sequence[Run], session: Session) -> list[Any | None]:
         from assay.optimizers.weights.trainer import over_ranks
 
-        crew, desk = _Crew(runs, session, len(runs), timeout_s), self.backend
+        crew, desk = _Crew(runs, session, len(runs), self.timeout_s), self.backend
         desk.open(crew)
         crew.start()
         while True:
             with crew.changed:
                 while not crew.done and len(desk.waiting) < crew.active + len(crew.left):
-                    crew.look(stop)
+                    crew.look(self.stop)
                     crew.changed.wait(_LOOK_S)
-                crew.look(stop)
+                crew.look(self.stop)
                 asked = desk.taken()
             if not any(over_ranks([len(asked)])):
                 if all(over_ranks([crew.done])):
@@ -259,8 +263,20 @@ class TrainerPolicy(PolicyEngine):
 
     @contextmanager
     def before(self) -> Iterator[None]:
-        with self.trainer.accelerator.unwrap_model(self.trainer.model).disable_adapter():
+        """The adapter scaled to nothing: one that was merely disabled would still be merged into what vLLM is given."""
+        from peft.tuners.lora import LoraLayer
+
+        layers = [part for part in self.trainer.accelerator.unwrap_model(self.trainer.model).modules() if isinstance(part, LoraLayer)]
+        scales = [dict(layer.scaling) for layer in layers]
+        for layer in layers:
+            layer.scaling = dict.fromkeys(layer.scaling, 0.0)
+        self.sync(self.trainer)
+        try:
             yield
+        finally:
+            for layer, scale in zip(layers, scales, strict=True):
+                layer.scaling = scale
+            self.sync(self.trainer)
 
     def close(self) -> None:
         self.trainer = None

@@ -1,7 +1,6 @@
 """Rows for a policy gradient from an export of transitions: what other weights did, with the ratio to them."""
 
 import itertools
-import threading
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from assay.optimizers.weights.config import PolicyConfig
 from assay.optimizers.weights.data import checked_manifest
 from assay.optimizers.weights.rows import Row, Tally, Trajectory, stored_transition, trajectory_of
 from assay.traces import Rollout, Transition
+from assay.traces.dialects import chat_messages
 
 __all__ = ["Recorded", "export_temperature"]
 
@@ -37,9 +37,8 @@ class Recorded:
     def __init__(self, folder: str | Path, config: PolicyConfig) -> None:
         self.folder, self.config = Path(folder), config
         self.manifest = checked_manifest(self.folder, "transitions")
-        self.digest = self.manifest["files"]["data.jsonl"]["sha256"]
+        self.job = {"data": self.manifest["files"]["data.jsonl"]["sha256"]}
         self.tally, self.memory = Tally(), ValueMemory()
-        self.stop: threading.Event | None = None
         self.rollouts = self._read()
         self.credit = self._credited()
         kept = defaultdict(list)
@@ -50,20 +49,21 @@ class Recorded:
         self.groups = [members for members in kept.values() if members]
         self.items = len(self.groups)
         self.trajectories: dict[str, Trajectory] = {}
+        self.prompts = [chat_messages(one.transitions[0].request) for one in self.rollouts.values()][:4]
         if not self.items:
             raise DataError(f"{self.folder} has {self.credit.groups} groups, and none has rewards that differ: there is nothing to learn from it")
 
     def _read(self) -> dict[str, Rollout]:
         found: dict[str, Rollout] = {}
-        known: dict[str, list[tuple[Transition, float]]] = defaultdict(list)
+        known: dict[str, dict[int, tuple[Transition, float]]] = defaultdict(dict)
         with open(self.folder / "data.jsonl", "rb") as file:
             for line in file:
                 row = orjson.loads(line)
                 rollout = found.setdefault(row["rollout"], Rollout(id=row["rollout"], group_id=row["group"], task_id=row["task"], score=0.0))
                 rollout.task_type = row["task_type"]
-                known[rollout.id].append((stored_transition(row), self._reward(row)))
-        for name, turns in known.items():
-            turns.sort(key=lambda pair: pair[0].t)
+                known[rollout.id][row["t"]] = (stored_transition(row), self._reward(row))  # balancing by copies repeats rows
+        for name, calls in known.items():
+            turns = [calls[turn] for turn in sorted(calls)]
             credited = [value for _, value in turns]
             # a return less the next one is what was earned between, also by calls that the export left out
             earned = [now - after for now, after in zip(credited, [*credited[1:], 0.0], strict=True)] if self._to_go else credited
@@ -179,14 +179,16 @@ def export_temperature(folder: str | Path) -> float:
     """The temperature that all calls of a transitions export were sampled at.
 
     Raises:
-        ConfigError: they were sampled at several; say which.
+        ConfigError: they were sampled at several, or nothing says at which.
     """
-    found = Counter[float]()
+    found = Counter[float | None]()
     with open(Path(folder) / "data.jsonl", "rb") as file:
         for line in file:
             request = stored_transition(orjson.loads(line)).request
-            found[float(request.get("config", request.get("body", {})).get("temperature") or 1.0)] += 1
+            found[request.get("config", request.get("body", {})).get("temperature")] += 1
+    if unsaid := found.pop(None, 0):
+        raise ConfigError(f"{unsaid} calls of {folder} do not say at which temperature they were sampled: say it with --temperature")
     if len(found) > 1:
         told = ", ".join(f"{count} at {value:g}" for value, count in sorted(found.items()))
         raise ConfigError(f"{folder} was sampled at several temperatures ({told}): export them apart, one policy has one temperature")
-    return next(iter(found), 1.0)
+    return float(next(iter(found), None) or 0.0)

@@ -3,7 +3,6 @@
 import contextvars
 import json
 import math
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -22,11 +21,13 @@ from assay.optimizers.weights.config import PolicyConfig
 from assay.optimizers.weights.engines import PolicyEngine, Run
 from assay.optimizers.weights.rows import Tally, Trajectory, trajectory_of
 from assay.optimizers.weights.validation import Bench
+from assay.programs import program_version
 from assay.programs.agent import WRITTEN_DECISIONS
 from assay.rubrics import Rubric
 from assay.traces import Rollout
+from assay.traces.dialects import chat_messages
 
-__all__ = ["Rollouts"]
+__all__ = ["Rollouts", "job_of"]
 
 
 class Rollouts:
@@ -37,9 +38,9 @@ class Rollouts:
     ) -> None:  # fmt: skip
         self.bench, self.tasks, self.config, self.engine, self.watching = bench, list(tasks), config, engine, watching
         self.tally, self.memory = Tally(), ValueMemory()
-        self.stop: threading.Event | None = None
         self.of_what, self.items = "tasks", len(self.tasks)
-        self.digest = [task.content_hash for task in self.tasks]
+        self.prompts: list[list[dict[str, Any]]] = []
+        self.job = {**job_of(bench, self.tasks), "watching": watching.version if watching is not None else None}
 
     def begin(self, trainer: Any, policy: Policy) -> list[str]:
         """Called once before the first step; what there is to be noted."""
@@ -52,19 +53,22 @@ class Rollouts:
         clock = time.perf_counter()
         self.engine.sync(trainer)
         step, session = trainer.state.global_step, self.bench.session
-        first = trainer.accelerator.process_index * len(inputs)
+        first, run_id = trainer.accelerator.process_index * len(inputs), over_ranks([session.recorder.run_id])[0]
         runs: list[Run] = []
         for at, given in enumerate(inputs):
             student = self.bench.student.another(step * self.config.group + (first + at) % self.config.group)
-            student.group = f"{session.recorder.run_id}/{step}"
+            student.group = f"{run_id}/{step}"
             runs.append((student, self.tasks[given["index"]]))
         synced = time.perf_counter()
         with session.phase("train"), dspy.context(**{WRITTEN_DECISIONS: True}):
-            found = self.engine.play(runs, session, timeout_s=self.config.rollout_timeout_s, stop=self.stop)
+            found = self.engine.play(runs, session)
         self.tally.spend("sync", synced - clock)
         self.tally.spend("rollouts", time.perf_counter() - synced)
         batch = self._trajectories(found, trainer._tokenizer)
         world = over_ranks([one.without_rows() for one in batch])
+        if not world:
+            raise ModelError(f"no rollout of a whole step could be scored: {dict(self.tally.left_out)}")
+        self.prompts = [chat_messages(one._rollout.transitions[0].request) for one in found if one is not None and one._rollout.transitions][:4]
         credit = assign_credit(world, self.config, self.memory)
         rows, flat = credit.given_to(batch, self.tally.left_out)
         self.tally.rollouts += len(runs)
@@ -95,8 +99,6 @@ class Rollouts:
                 left[f"rollouts without a score ({(prediction._rollout.error or 'the rubric could not decide')[:120]})"] += 1
                 continue
             kept.append(one)
-        if not kept:
-            raise ModelError(f"no rollout of a whole step could be scored: {dict(left)}")
         return kept
 
     def _watched(self, found: Sequence[Any]) -> list[float]:
@@ -122,6 +124,15 @@ class Rollouts:
         calls = [{"t": call.t, "output": call.output, "rewards": call.step_rewards} for call in rollout.transitions]
         told = {"step": step, "inputs": rollout.inputs, "score": rollout.score, "calls": calls, "advantages": advantages.get(rollout.id)}
         self.tally.samples.append(told)
+
+
+def job_of(bench: Bench, tasks: Sequence[Task]) -> dict[str, Any]:
+    """What a training is of: it goes on with the same alone."""
+    student, rubric = bench.student, bench.session.rubric
+    return {
+        "program": f"{bench.name}@{program_version(student.program, student.settings['adapter'])}", "parameters": student.settings,
+        "rubric": f"{rubric.name}@{rubric.version}", "data": [task.content_hash for task in tasks],
+    }  # fmt: skip
 
 
 def _mean(values: Sequence[float]) -> float:

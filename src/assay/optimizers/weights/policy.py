@@ -3,9 +3,10 @@
 import itertools
 import json
 import math
-import os
 import random
 import shutil
+import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -13,20 +14,30 @@ from typing import Any
 
 import numpy as np
 
-from assay.errors import Cancelled, DataError, MissingExtra
+from assay.errors import Cancelled, DataError, MissingExtra, ModelError, StopRun
 from assay.models.adapters import keep_adapter, list_adapters, served_as
 from assay.optimizers.session import Progress
 from assay.optimizers.weights.base import Policy, fast_bf16, lean_head, load_policy, quiet, tokenizer_sha
 from assay.optimizers.weights.config import PolicyConfig
 from assay.optimizers.weights.guards import Watch
 from assay.optimizers.weights.offline import Recorded
-from assay.optimizers.weights.online import Rollouts
+from assay.optimizers.weights.online import Rollouts, job_of
 from assay.optimizers.weights.page import of_other_seeds, write_report
 from assay.optimizers.weights.rows import Tally
 from assay.optimizers.weights.validation import MODES, Bench, compared, look
-from assay.optimizers.weights.work import last_good, rank, ready, restored, stoppable, wait_for_all, working_folder
+from assay.optimizers.weights.work import (
+    last_good,
+    rank,
+    ready,
+    restored,
+    save_adapter,
+    stoppable,
+    told_agreement,
+    working_folder,
+    world,
+)
 
-__all__ = ["PolicyReport", "make_trainer", "train_policy"]
+__all__ = ["PolicyReport", "make_trainer", "task_order", "train_policy"]
 
 _NOTES = "assay.json"  # in a checkpoint, beside what TRL keeps
 
@@ -36,7 +47,8 @@ class PolicyReport:
     """What `train_policy` did. `name` is the model to serve (None where the base is none of ours: `path` then holds PEFT's folder).
 
     `curves[name][step]` are the numbers of each step; `validation[bench][mode]` has `before`, `after` and their paired `gain` on tasks
-    that nothing was trained on or chosen by.
+    that nothing was trained on or chosen by. `agreement` is the share of prompts that torch and the served GGUF continue with the same
+    greedy text.
     """
 
     name: str | None
@@ -50,6 +62,7 @@ class PolicyReport:
     steps: int = 0
     tally: Tally = field(default_factory=Tally)
     report: Path | None = None
+    agreement: float | None = None
     stopped: str | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -81,7 +94,7 @@ def train_policy(
     """
     if source.items < config.tasks:
         raise DataError(f"{source.items} {source.of_what} to train on, and a step takes {config.tasks}: give more data, or lower --tasks")
-    job = {**asdict(config), "name": name, "data": source.digest}
+    job = {**asdict(config), "name": name, **source.job, "retained": [job_of(one, [*one.val, *one.test]) for one in retained]}
     with working_folder(name, job, resume=resume, last=_NOTES) as work, ready():
         if source.engine is not None:
             source.engine.work_in(work / f"policy-{rank()}")
@@ -103,7 +116,8 @@ class _Training:
         self.report, self.watch = PolicyReport(None, work, config, tally=source.tally), Watch()
         self.best: tuple[float, int] | None = None
         self.kept_at: dict[str, float] = {}  # what the retained benches scored before
-        self.diverged = False
+        self.diverged, self.forgot = False, False
+        self.stop = threading.Event()
         self.rows, self.lines = 1.0, itertools.count()  # of the last batch; of the table
         if source.engine is not None:
             for one in self.benches:
@@ -118,22 +132,27 @@ class _Training:
         if checkpoint:
             self._remember()
         bar = self.shown.bar(f"{self.config.algorithm}: steps", self.config.steps)
-        with quiet(), lean_head(), stoppable() as self.source.stop, bar as advance:
+        with quiet(), lean_head(), stoppable() as self.stop, bar as advance:
+            if self.source.engine is not None:
+                self.source.engine.timeout_s = self.config.rollout_timeout_s
+                self.source.engine.stop = self.stop if world() == 1 else None  # several processes stop together, between steps
             trainer = make_trainer(policy, self.config, self.source.items, self.work / "checkpoints", self.source.collect, self._callback(advance))
             self.report.notes += self.source.begin(trainer, policy)
             try:
                 trainer.train(resume_from_checkpoint=True if checkpoint else None)
-            except Cancelled:
+            except StopRun:
                 self._checkpoint(trainer)
                 raise
-            self.report.steps = trainer.state.global_step
-            if self.source.stop.is_set():
+            self.report.steps = self.report.best_step = trainer.state.global_step
+            if self._stopped():
                 raise Cancelled(f"stopped at step {self.report.steps}, with a checkpoint in {self.work}; go on with --resume")
             if self.diverged:
-                self.report.stopped = last_good(trainer, self.work, self.report.steps)
+                self.report.stopped, self.report.best_step = last_good(trainer, self.work, self.report.steps)
             elif self.best is not None:
                 restored(trainer.model, self.work / "best")
-            self.report.best_step = self.best[1] if self.best else self.report.steps
+                self.report.best_step = self.best[1]
+            elif self.forgot:
+                raise ModelError(f"{self.report.stopped}. No weights of an earlier look are within it, so none are kept")
             self._validate(trainer)
         self.report.curves, self.report.converged = {name: dict(curve) for name, curve in self.watch.curves.items()}, self.watch.converged
         self.report.alarms = list(self.watch.alarms.values())
@@ -141,11 +160,11 @@ class _Training:
 
     def _keep(self, trainer: Any, policy: Policy) -> PolicyReport:
         report, kept = self.report, self.work / "adapter"
-        wait_for_all()
+        self._tell_of_all()
+        save_adapter(trainer, kept)
         if rank():
             report.path = kept
             return report
-        trainer.accelerator.unwrap_model(trainer.model).save_pretrained(str(kept))
         if policy.embedded is None:
             report.path = kept
             report.notes.append(f"{self.config.model} is no embedded model: the adapter stays in PEFT's form, for vLLM or transformers")
@@ -153,8 +172,18 @@ class _Training:
         made = {**report.to_dict(), "tokenizer_sha256": tokenizer_sha(policy.tokenizer)}
         adapter = keep_adapter(self.name, kept, base=policy.embedded, after=policy.merged, made=made)
         report.name, report.path = served_as(adapter), adapter.path
+        report.agreement = told_agreement(trainer, policy, adapter, self.source.prompts, report.notes)
         shutil.rmtree(self.work, ignore_errors=True)
         return self._told()
+
+    def _tell_of_all(self) -> None:
+        """Counts of all processes."""
+        from assay.optimizers.weights.trainer import over_ranks
+
+        tally = self.report.tally
+        every = over_ranks([(tally.rollouts, tally.calls, dict(tally.left_out))])
+        tally.rollouts, tally.calls = sum(one[0] for one in every), sum(one[1] for one in every)
+        tally.left_out = sum((Counter(one[2]) for one in every), Counter())
 
     def _told(self) -> PolicyReport:
         """The report, with its page beside the adapter where the pictures can be drawn."""
@@ -183,11 +212,13 @@ class _Training:
 
             def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 advance(1)
-                if mine.source.stop is not None and mine.source.stop.is_set():
+                if mine._stopped() and state.global_step % mine.config.iterations == 0:
                     control.should_save = control.should_training_stop = True
 
             def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-                mine._see(state.global_step, logs or {})
+                if "loss" not in (logs or {}):  # the end's own summary
+                    return
+                mine._see(state.global_step, logs)
                 if mine.diverged:
                     control.should_training_stop, control.should_save = True, False
                     return
@@ -201,8 +232,6 @@ class _Training:
         return Callback()
 
     def _see(self, step: int, logged: Mapping[str, Any]) -> None:
-        if "loss" not in logged:
-            return
         self.diverged = not all(math.isfinite(float(logged[key])) for key in ("loss", "grad_norm") if key in logged)
         told = {key: float(value) for key, value in logged.items() if isinstance(value, int | float) and math.isfinite(value)}
         self.rows = told.get("rows", self.rows)
@@ -245,15 +274,19 @@ class _Training:
         if forgotten := {name: value for name, value in lost.items() if value > self.config.forget}:
             said = ", ".join(f"{name} lost {value:.3f}" for name, value in forgotten.items())
             self.report.stopped = f"step {step}: {said}, and {self.config.forget:g} may be lost. Raise --beta or lower --learning-rate"
-            self.watch.alarms["forgetting"] = self.report.stopped
+            self.watch.alarms["forgetting"], self.forgot = self.report.stopped, True
             return False
         seen = [told[f"held_out_{mode}"] for mode in MODES if f"held_out_{mode}" in told]
         if step and seen and (self.best is None or float(np.mean(seen)) >= self.best[0]):
             self.best = (float(np.mean(seen)), step)
-            if not rank():
-                trainer.accelerator.unwrap_model(trainer.model).save_pretrained(str(self.work / "best"))
-            wait_for_all()
+            save_adapter(trainer, self.work / "best")
         return True
+
+    def _stopped(self) -> bool:
+        """Whether a signal came, to any process."""
+        from assay.optimizers.weights.trainer import over_ranks
+
+        return any(over_ranks([self.stop.is_set()]))
 
     def _validate(self, trainer: Any) -> None:
         """The sealed split and the retained ones, before and after, greedily and sampled."""
@@ -272,10 +305,12 @@ class _Training:
     # -- what a checkpoint keeps beside TRL's
 
     def _checkpoint(self, trainer: Any) -> None:
-        """Between steps the weights are those of the last one: a checkpoint of now is one of then."""
-        if trainer.state.global_step:
+        """Between steps the weights are those of the last one: with the random numbers of then, a checkpoint of now is one of then."""
+        folder = self.work / "checkpoints" / f"checkpoint-{trainer.state.global_step}"
+        if trainer.state.global_step and world() == 1 and not (folder / _NOTES).exists():
+            trainer.rewind()
             trainer._save_checkpoint(trainer.model, None)
-            self._note(self.work / "checkpoints" / f"checkpoint-{trainer.state.global_step}")
+            self._note(folder)
 
     def _note(self, folder: Path) -> None:
         if rank():
@@ -298,12 +333,17 @@ class _Training:
         self.best = (told["best"][0], told["best"][1]) if told["best"] else None
 
 
-def _order(items: int, config: PolicyConfig) -> list[int]:
+def task_order(items: int, config: PolicyConfig) -> list[int]:
     """Which items each step takes, all of them before any comes again: one long epoch, so that a run that goes on takes the same."""
-    chosen, wanted, found = random.Random(config.seed), config.tasks * math.ceil(config.steps / config.iterations), list[int]()
-    while len(found) < wanted:
-        found += chosen.sample(range(items), items)
-    return found[:wanted]
+    chosen, left, found = random.Random(config.seed), list[int](), list[int]()
+    for _ in range(math.ceil(config.steps / config.iterations)):
+        step, left = left[: config.tasks], left[config.tasks :]
+        if len(step) < config.tasks:  # a new round, in which those of this step come last
+            left = sorted(chosen.sample(range(items), items), key=set(step).__contains__)
+            missing = config.tasks - len(step)
+            step, left = step + left[:missing], left[missing:]
+        found += step
+    return found
 
 
 _HEAD_EVERY = 20  # steps
@@ -330,20 +370,20 @@ def make_trainer(policy: Policy, config: PolicyConfig, tasks: int, out: Path, co
     from assay.optimizers.weights.trainer import TransitionTrainer
 
     cuda = torch.cuda.is_available()
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    micro, parts = config.shared_out(world)
+    micro, parts = config.shared_out(world())
+    every = config.iterations * math.ceil(config.save_every / config.iterations)  # rollouts that are used again are not in a checkpoint
     vllm = {"use_vllm": True, "vllm_mode": config.vllm, "vllm_importance_sampling_correction": False} if config.vllm != "none" else {}
     arguments = GRPOConfig(
         output_dir=str(out), max_steps=config.steps, per_device_train_batch_size=micro, gradient_accumulation_steps=parts,
         steps_per_generation=parts, num_generations=config.group, num_iterations=config.iterations, learning_rate=config.learning_rate,
         beta=config.beta, epsilon=config.epsilon, epsilon_high=config.epsilon_high, loss_type=config.loss, temperature=config.temperature,
         max_completion_length=config.max_completion, max_grad_norm=config.max_grad_norm, lr_scheduler_type="constant", seed=config.seed,
-        logging_steps=1, logging_nan_inf_filter=False, save_strategy="steps", save_steps=config.save_every, save_total_limit=2,
+        logging_steps=1, logging_nan_inf_filter=False, save_strategy="steps", save_steps=every, save_total_limit=2,
         report_to=config.report_to, bf16=fast_bf16(), use_cpu=not cuda, gradient_checkpointing=cuda,
         shuffle_dataset=False, disable_tqdm=True, **vllm,
     )  # fmt: skip
     lora = LoraConfig(r=config.rank, lora_alpha=2 * config.rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
-    rows = Dataset.from_list([{"prompt": "", "index": at} for at in _order(tasks, config)])
+    rows = Dataset.from_list([{"prompt": "", "index": at} for at in task_order(tasks, config)])
     trainer = TransitionTrainer(
         model=policy.model, args=arguments, train_dataset=rows, processing_class=policy.tokenizer, peft_config=lora, callbacks=[callback],
         collect=collect,

@@ -1,5 +1,6 @@
 """Rollouts as what a policy gradient is made of: one row an LM call, with the tokens that were sampled. Scores and trains nothing."""
 
+import itertools
 import json
 import math
 import re
@@ -15,6 +16,7 @@ from assay.traces.dialects import asked_schema, chat_messages, chat_tools
 
 __all__ = ["Row", "Tally", "Trajectory", "stored_transition", "trained_tokens", "trajectory_of"]
 
+_HALF = "\ufffd"  # what a part of a letter decodes to
 _GRAMMARS_CHOICE = math.log(1e-4)  # a token under a grammar that the model itself gave less was not its own choice
 
 
@@ -125,8 +127,17 @@ def _row(transition: Transition, tokenizer: Any, max_length: int, behaviour: boo
     logprobs = list(transition.logprobs) if behaviour and transition.logprobs else None
     if logprobs is not None and not all(map(math.isfinite, logprobs)):
         return "calls with a log-probability that is no finite number"
-    trained = trained_tokens(transition, [tokenizer.decode([token]) for token in ids]) if transition.constrained else [True] * len(ids)
+    trained = trained_tokens(transition, _pieces(tokenizer, ids)) if transition.constrained else [True] * len(ids)
     return Row(turn=transition.t, prompt_ids=prompt, completion_ids=ids, logprobs=logprobs, trained=trained)
+
+
+def _pieces(tokenizer: Any, ids: list[int]) -> list[str]:
+    """The text that each token adds; of a letter that several make up, the last one has it."""
+    alone = [tokenizer.decode([token]) for token in ids]
+    if not any(_HALF in piece for piece in alone):
+        return alone
+    whole = ["", *(tokenizer.decode(ids[:end]).rstrip(_HALF) for end in range(1, len(ids) + 1))]
+    return [text[len(before) :] for before, text in itertools.pairwise(whole)]
 
 
 def _prompt_ids(request: Mapping[str, Any], tokenizer: Any) -> list[int]:
@@ -163,7 +174,8 @@ def trained_tokens(transition: Transition, pieces: Sequence[str]) -> list[bool]:
     chosen, at = list[bool](), 0
     for piece in pieces:
         end = at + len(piece)
-        chosen.append(any(start < end and at < stop for start, stop in spans) if piece else lines)
+        inside = any(start < end and at < stop if piece else start <= at < stop for start, stop in spans)
+        chosen.append(inside or (lines and not piece))
         at = end
     odds = transition.logprobs or [0.0] * len(pieces)
     return [mine and odd >= _GRAMMARS_CHOICE for mine, odd in zip(chosen, odds, strict=True)]

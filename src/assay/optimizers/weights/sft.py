@@ -1,5 +1,6 @@
 """The warm-up: LoRA on the completions of good traces, by TRL's SFTTrainer, to the checkpoint that held-out tasks like best."""
 
+import json
 import math
 import shutil
 import threading
@@ -9,13 +10,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from assay.errors import AssayError, Cancelled, DataError
+from assay.errors import Cancelled, ConfigError, DataError
 from assay.models.adapters import keep_adapter, served_as
 from assay.optimizers.session import Progress
 from assay.optimizers.weights.base import Policy, fast_bf16, lean_head, load_policy, quiet, tokenizer_sha
 from assay.optimizers.weights.config import SFTConfig
 from assay.optimizers.weights.data import TrainingData, read_sft
-from assay.optimizers.weights.work import agreement, check_free, last_good, ready, stoppable, working_folder
+from assay.optimizers.weights.work import last_good, rank, ready, save_adapter, stoppable, told_agreement, working_folder, world
 
 __all__ = ["SFTReport", "train_sft"]
 
@@ -62,7 +63,6 @@ def train_sft(source: str | Path, name: str, config: SFTConfig, *, resume: bool 
         ModelError: the loss was no number before there was any checkpoint, or memory or disk ran out.
     """
     shown = progress or Progress()
-    check_free(name)
     data = read_sft(source, min_quality=config.min_quality, held_out=config.held_out, seed=config.seed)
     with working_folder(name, {**asdict(config), "data": data.sha256}, resume=resume) as work, ready():
         return _train(work, name, config, data, resume, shown)
@@ -88,22 +88,22 @@ def _train(work: Path, name: str, config: SFTConfig, data: TrainingData, resume:
     if stop.is_set():
         raise Cancelled(f"stopped at step {report.steps}, with a checkpoint in {work}")
     if watch.diverged:
-        report.stopped = last_good(trainer, work, report.steps)
-    best = trainer.state.best_model_checkpoint
-    report.best_step = int(Path(best).name.rpartition("-")[2]) if best else report.steps
-    kept = work / "adapter"
-    trainer.save_model(str(kept))
+        report.stopped, report.best_step = last_good(trainer, work, report.steps)
+    else:
+        best = trainer.state.best_model_checkpoint
+        report.best_step = int(Path(best).name.rpartition("-")[2]) if best else report.steps
+    kept = report.path = work / "adapter"
+    save_adapter(trainer, kept)
+    if rank():
+        return report
     made = {**report.to_dict(), "data_sha256": data.sha256, "tokenizer_sha256": tokenizer_sha(policy.tokenizer)}
     if policy.embedded is None:
-        report.path = kept
         report.notes.append(f"{config.model} is no embedded model: the adapter stays in PEFT's form, for vLLM or transformers")
         return report
     adapter = keep_adapter(name, kept, base=policy.embedded, after=policy.merged, made=made)
     report.name, report.path = served_as(adapter), adapter.path
-    try:
-        report.agreement = agreement(trainer, policy, adapter, (held_out or train)[:_PROMPTS])
-    except (AssayError, OSError) as error:  # the adapter is kept by now
-        report.notes.append(f"not compared with torch: {error}")
+    prompts = [row["prompt"] for row in (held_out or train)[:_PROMPTS]]
+    report.agreement = told_agreement(trainer, policy, adapter, prompts, report.notes)
     shutil.rmtree(work, ignore_errors=True)
     return report
 
@@ -117,7 +117,10 @@ def _fitting(rows: Sequence[dict[str, Any]], policy: Policy, most: int, left: Co
     found = []
     for row in rows:
         try:
-            ids = policy.tokenizer.apply_chat_template([*row["prompt"], *row["completion"]], tokenize=True, return_dict=True)["input_ids"]
+            tools = row.get("tools")
+            tools = json.loads(tools) if isinstance(tools, str) else tools
+            said = [*row["prompt"], *row["completion"]]
+            ids = policy.tokenizer.apply_chat_template(said, tools=tools or None, tokenize=True, return_dict=True)["input_ids"]
         except Exception as error:  # templates are programs, and refuse in ways of their own
             left[f"that the chat template refuses: {error}"[:200]] += 1
             continue
@@ -136,13 +139,16 @@ def _trainer(policy: Policy, train: list[dict[str, Any]], held_out: list[dict[st
     from trl import SFTConfig as Arguments
     from trl import SFTTrainer
 
-    micro, cuda = math.gcd(config.batch, _MICRO), torch.cuda.is_available()
+    if config.batch % world():
+        raise ConfigError(f"batch={config.batch} cannot be shared out to {world()} processes: give a multiple")
+    share, cuda = config.batch // world(), torch.cuda.is_available()
+    micro = math.gcd(share, _MICRO)
     every = max(1, _steps(len(train), config) // config.evaluations)
     evaluated: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": every, "load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
     evaluated |= {"greater_is_better": False, "eval_on_start": True}
     arguments = Arguments(
         output_dir=str(out), num_train_epochs=config.epochs, learning_rate=config.learning_rate, seed=config.seed, report_to=config.report_to,
-        per_device_train_batch_size=micro, per_device_eval_batch_size=micro, gradient_accumulation_steps=config.batch // micro,
+        per_device_train_batch_size=micro, per_device_eval_batch_size=micro, gradient_accumulation_steps=share // micro,
         max_length=config.max_length, logging_steps=1, logging_nan_inf_filter=False, max_grad_norm=1.0, lr_scheduler_type="cosine", warmup_steps=0.05,
         save_strategy="steps", save_steps=every, save_total_limit=2, bf16=fast_bf16(), use_cpu=not cuda,
         gradient_checkpointing=cuda, disable_tqdm=True, **(evaluated if held_out else {}),
@@ -166,6 +172,8 @@ class _Watch:
     def callback(self) -> Any:
         from transformers import TrainerCallback
 
+        from assay.optimizers.weights.trainer import over_ranks
+
         watch = self
 
         class Callback(TrainerCallback):  # type: ignore[misc]
@@ -176,7 +184,7 @@ class _Watch:
 
             def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 watch.advance(1)
-                if watch.stop.is_set():
+                if any(over_ranks([watch.stop.is_set()])):
                     control.should_save = control.should_training_stop = True
 
             def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:

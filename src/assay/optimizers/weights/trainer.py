@@ -48,11 +48,13 @@ class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
         super().__init__(*args, reward_funcs=_scored_elsewhere, **kwargs)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._random = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
         batch = self._collect(inputs, self)
         mode = "train" if self.model.training else "eval"
         for name, value in batch.metrics.items():
             self._metrics[mode][name].append(value)
         rows, flat = (batch.rows, list(batch.flat)) if not self.beta else ([*batch.rows, *batch.flat], [])
+        self._filled = bool(rows)
         parts = self.args.steps_per_generation if mode == "train" else 1
         most = max(over_ranks([len(rows)]))  # every process takes part in as many passes
         fill = max(parts, math.ceil(most / parts) * parts) - len(rows)
@@ -100,11 +102,21 @@ class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         """Without the columns that are padding in all rows of this part: TRL pads all parts to the longest row of the whole, and one
         answer that ran on would cost as much as all others together. The loss is the same."""
-        trimmed = _trimmed(inputs)
+        trimmed, known = _trimmed(inputs), {name: len(values) for name, values in self._metrics["train"].items()}
         width = trimmed["prompt_ids"].size(1) + trimmed["completion_ids"].size(1)
         plain = model.device.type == "cpu" and width <= _SHORT and not self.args.gradient_checkpointing  # which works out again, out of here
         with sdpa_kernel(SDPBackend.MATH) if plain else nullcontext():
-            return super()._compute_loss(model, trimmed)
+            loss = super()._compute_loss(model, trimmed)
+        if self._filled and not (inputs["completion_mask"] * inputs["tool_mask"]).any():  # a part of blanks alone has no entropy to tell of
+            for name, values in self._metrics["train"].items():
+                del values[known.get(name, 0) :]
+        return loss
+
+    def rewind(self) -> None:
+        """Random numbers as they were when the rollouts of this step began: a checkpoint of then."""
+        torch.set_rng_state(self._random[0])
+        if self._random[1]:
+            torch.cuda.set_rng_state_all(self._random[1])
 
     def logprobs_of(self, rows: Sequence[Row], *, size: int = 8) -> list[list[float]]:
         """Log-probabilities of the rows' tokens under the weights as they are, at the temperature that is trained at."""

@@ -19,8 +19,21 @@ from assay.models.adapters import Adapter, adapter_home, check_name, served_as
 from assay.models.embedded import server_url
 from assay.optimizers.weights.base import Policy
 
-__all__ = ["agreement", "check_free", "last_good", "rank", "ready", "restored", "stoppable", "wait_for_all", "working_folder"]
+__all__ = [
+    "check_free",
+    "last_good",
+    "rank",
+    "ready",
+    "restored",
+    "save_adapter",
+    "stoppable",
+    "told_agreement",
+    "wait_for_all",
+    "working_folder",
+    "world",
+]
 
+Messages = list[dict[str, Any]]
 _TOKENS = 32  # of the greedy texts that are compared between torch and llama.cpp
 
 
@@ -29,9 +42,14 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+def world() -> int:
+    """How many processes train together."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def wait_for_all() -> None:
     """Returns when all processes that train together are here."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if world() > 1:
         from accelerate import PartialState
 
         PartialState().wait_for_everyone()
@@ -88,14 +106,23 @@ def _prepare(work: Path, job: Mapping[str, Any], resume: bool, last: str) -> Non
     told.write_text(json.dumps(dict(job)), encoding="utf-8")
 
 
-def last_good(trainer: Any, work: Path, step: int) -> str:
-    """Puts the weights of the last good checkpoint back after a loss that was no number, and says so."""
+def save_adapter(trainer: Any, folder: Path) -> None:
+    """What PEFT writes of the trained adapter. All processes take part: sharded weights are gathered."""
+    state = trainer.accelerator.get_state_dict(trainer.model) if world() > 1 else None
+    if not rank():
+        trainer.accelerator.unwrap_model(trainer.model).save_pretrained(str(folder), state_dict=state)
+    wait_for_all()
+
+
+def last_good(trainer: Any, work: Path, step: int) -> tuple[str, int]:
+    """Puts the weights of the last good checkpoint back after a loss that was no number; what is to be said of it, and its step."""
     found = sorted((work / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
     if not found:
         raise ModelError(f"the loss was no number at step {step}, before any checkpoint: lower --learning-rate")
     good = Path(trainer.state.best_model_checkpoint or found[-1])
     restored(trainer.model, good)
-    return f"the loss was no number at step {step}; the weights are those of {good.name}. A lower --learning-rate may go on"
+    told = f"the loss was no number at step {step}; the weights are those of {good.name}. A lower --learning-rate may go on"
+    return told, int(good.name.rpartition("-")[2])
 
 
 def restored(model: Any, folder: Path) -> None:
@@ -150,20 +177,34 @@ def _disk_is_full(error: BaseException) -> bool:
     return f"os error {errno.ENOSPC}" in text or ("inline_container" in text and "unexpected pos" in text)
 
 
-def agreement(trainer: Any, policy: Policy, adapter: Adapter, rows: Sequence[dict[str, Any]]) -> float:
-    """The share of prompts that the trained model in torch and the served one continue alike, greedily."""
+def told_agreement(trainer: Any, policy: Policy, adapter: Adapter, prompts: Sequence[Messages], notes: list[str]) -> float | None:
+    """The share of prompts that the trained model in torch and the served one continue alike, greedily; None, with a note, where it could
+    not be seen: the adapter is kept all the same."""
+    if not prompts:
+        return None
+    try:
+        found = _agreement(trainer, policy, adapter, prompts)
+    except (AssayError, OSError) as error:
+        notes.append(f"not compared with torch: {error}")
+        return None
+    if found < 0.5:
+        notes.append(f"warning: only {100 * found:.0f} % of greedy texts are the same as in torch: what is served may not be what was trained")
+    return found
+
+
+def _agreement(trainer: Any, policy: Policy, adapter: Adapter, prompts: Sequence[Messages]) -> float:
     import torch
 
     url, same = server_url(served_as(adapter)), 0
     model = trainer.model.eval()
-    for row in rows:
-        ids = policy.tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_tensors="pt", return_dict=True).to(model.device)
+    for prompt in prompts:
+        ids = policy.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True).to(model.device)
         with torch.no_grad():
             out = model.generate(**ids, max_new_tokens=_TOKENS, do_sample=False, pad_token_id=policy.tokenizer.pad_token_id)
         ours = policy.tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
-        body = {"messages": row["prompt"], "temperature": 0.0, "max_tokens": _TOKENS}
+        body = {"messages": prompt, "temperature": 0.0, "max_tokens": _TOKENS}
         request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=120) as answer:
             theirs = json.load(answer)["choices"][0]["message"]["content"]
         same += ours.strip() == (theirs or "").strip()
-    return same / len(rows)
+    return same / len(prompts)
