@@ -25,7 +25,7 @@ import assay
 from assay.datasets import Task
 from assay.models import Meter, with_recording
 from assay.optimizers import Session, Student
-from assay.optimizers.weights.base import lean_head, load_policy, quiet
+from assay.optimizers.weights.base import lean_head, load_policy, lora_of, quiet
 from assay.optimizers.weights.config import PolicyConfig
 from assay.optimizers.weights.engines import LlamaPolicy, PolicyEngine, TrainerPolicy
 from assay.optimizers.weights.online import Rollouts
@@ -86,7 +86,7 @@ def stock(config: PolicyConfig, folder: Path, prepare: Callable[[Any], None], *,
         policy = load_policy(config.model)  # the other one has its adapter already
         trainer = GRPOTrainer(
             model=policy.model, args=like.args, train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in prompts]),
-            processing_class=policy.tokenizer, peft_config=_lora(config), reward_funcs=_reward,
+            processing_class=policy.tokenizer, peft_config=lora_of(config.rank), reward_funcs=_reward,
         )  # fmt: skip
         prepare(trainer)
         trainer.train()
@@ -95,12 +95,6 @@ def stock(config: PolicyConfig, folder: Path, prepare: Callable[[Any], None], *,
 
 def _reward(completions: list[Any], **_: Any) -> list[float]:
     return [vowels(completion[0]["content"]) for completion in completions]
-
-
-def _lora(config: PolicyConfig) -> Any:
-    from peft import LoraConfig
-
-    return LoraConfig(r=config.rank, lora_alpha=2 * config.rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
 def _nothing() -> Any:

@@ -18,7 +18,7 @@ from assay.errors import MissingExtra, ModelError
 from assay.models.adapters import Adapter, with_adapters
 from assay.models.registry import find_model, model_home, spec
 
-__all__ = ["Policy", "fast_bf16", "lean_head", "load_policy", "quiet", "tokenizer_sha"]
+__all__ = ["Policy", "fast_bf16", "lean_head", "load_policy", "lora_of", "quiet", "tokenizer_sha"]
 
 
 @dataclass
@@ -104,6 +104,13 @@ def load_policy(name: str) -> Policy:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return Policy(name, model, tokenizer, embedded, adapters)
+
+
+def lora_of(rank: int) -> Any:
+    """LoRA on all linear layers."""
+    from peft import LoraConfig
+
+    return LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
 def _merged(model: Any, path: Path) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 from assay.errors import Cancelled, DataError, MissingExtra, ModelError, StopRun
 from assay.models.adapters import keep_adapter, list_adapters, served_as
 from assay.optimizers.session import Progress
-from assay.optimizers.weights.base import Policy, fast_bf16, lean_head, load_policy, quiet, tokenizer_sha
+from assay.optimizers.weights.base import Policy, fast_bf16, lean_head, load_policy, lora_of, quiet, tokenizer_sha
 from assay.optimizers.weights.config import PolicyConfig
 from assay.optimizers.weights.guards import Watch
 from assay.optimizers.weights.offline import Recorded
@@ -363,7 +363,6 @@ def make_trainer(policy: Policy, config: PolicyConfig, tasks: int, out: Path, co
     """The trainer of a new LoRA adapter on the rows that `collect` gives."""
     import torch
     from datasets import Dataset
-    from peft import LoraConfig
     from transformers import PrinterCallback
     from trl import GRPOConfig
 
@@ -382,11 +381,10 @@ def make_trainer(policy: Policy, config: PolicyConfig, tasks: int, out: Path, co
         report_to=config.report_to, bf16=fast_bf16(), use_cpu=not cuda, gradient_checkpointing=cuda,
         shuffle_dataset=False, disable_tqdm=True, **vllm,
     )  # fmt: skip
-    lora = LoraConfig(r=config.rank, lora_alpha=2 * config.rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
     rows = Dataset.from_list([{"prompt": "", "index": at} for at in task_order(tasks, config)])
     trainer = TransitionTrainer(
-        model=policy.model, args=arguments, train_dataset=rows, processing_class=policy.tokenizer, peft_config=lora, callbacks=[callback],
-        collect=collect,
+        model=policy.model, args=arguments, train_dataset=rows, processing_class=policy.tokenizer, peft_config=lora_of(config.rank),
+        callbacks=[callback], collect=collect,
     )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
     callback.trainer = trainer

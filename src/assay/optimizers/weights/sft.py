@@ -13,7 +13,7 @@ from typing import Any
 from assay.errors import Cancelled, ConfigError, DataError
 from assay.models.adapters import keep_adapter, served_as
 from assay.optimizers.session import Progress
-from assay.optimizers.weights.base import Policy, fast_bf16, lean_head, load_policy, quiet, tokenizer_sha
+from assay.optimizers.weights.base import Policy, fast_bf16, lean_head, load_policy, lora_of, quiet, tokenizer_sha
 from assay.optimizers.weights.config import SFTConfig
 from assay.optimizers.weights.data import TrainingData, read_sft
 from assay.optimizers.weights.work import last_good, rank, ready, save_adapter, stoppable, told_agreement, working_folder, world
@@ -134,7 +134,6 @@ def _fitting(rows: Sequence[dict[str, Any]], policy: Policy, most: int, left: Co
 def _trainer(policy: Policy, train: list[dict[str, Any]], held_out: list[dict[str, Any]], config: SFTConfig, out: Path, callback: Any) -> Any:
     import torch
     from datasets import Dataset
-    from peft import LoraConfig
     from transformers import EarlyStoppingCallback, PrinterCallback
     from trl import SFTConfig as Arguments
     from trl import SFTTrainer
@@ -153,11 +152,10 @@ def _trainer(policy: Policy, train: list[dict[str, Any]], held_out: list[dict[st
         save_strategy="steps", save_steps=every, save_total_limit=2, bf16=fast_bf16(), use_cpu=not cuda,
         gradient_checkpointing=cuda, disable_tqdm=True, **(evaluated if held_out else {}),
     )  # fmt: skip
-    lora = LoraConfig(r=config.rank, lora_alpha=2 * config.rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
     patience = [EarlyStoppingCallback(early_stopping_patience=config.patience)] if held_out else []
     trainer = SFTTrainer(
         model=policy.model, args=arguments, train_dataset=Dataset.from_list(train), eval_dataset=Dataset.from_list(held_out) if held_out else None,
-        processing_class=policy.tokenizer, peft_config=lora, callbacks=[callback, *patience],
+        processing_class=policy.tokenizer, peft_config=lora_of(config.rank), callbacks=[callback, *patience],
     )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
     return trainer
