@@ -156,3 +156,14 @@ def test_samples_differ_by_seed_and_replay() -> None:
         with sample_scope(sample):
             lm("a")
     assert seeds[0] == seeds[2] != seeds[1]
+
+
+def test_prompts_do_not_share_their_luck() -> None:
+    seeds: list[int] = []
+    lm = scripted_lm(lambda request: seeds.append(request.config.seed) or "yes")  # type: ignore[func-returns-value]
+    lm.kwargs["seed"] = 3
+    for prompt in ("a", "b", "a"):
+        lm(prompt)
+    lm(messages=[{"role": "user", "content": "a"}], seed=4)
+    assert seeds[0] == seeds[2] != seeds[1]
+    assert len(set(seeds)) == 3

@@ -8,6 +8,7 @@ import asyncio
 import dataclasses
 import functools
 import hashlib
+import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -195,11 +196,11 @@ class LanguageModel(dspy.LM):  # type: ignore[misc]
 
     def __call__(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
         with sample_scope(self._sample(kwargs)):
-            return super().__call__(prompt, messages=messages, **self._seeded(kwargs))
+            return super().__call__(prompt, messages=messages, **self._seeded(kwargs, prompt, messages))
 
     async def acall(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
         with sample_scope(self._sample(kwargs)):
-            return await super().acall(prompt, messages=messages, **self._seeded(kwargs))
+            return await super().acall(prompt, messages=messages, **self._seeded(kwargs, prompt, messages))
 
     @property
     def recording(self) -> RecordingEngine:
@@ -228,12 +229,14 @@ class LanguageModel(dspy.LM):  # type: ignore[misc]
             return outer if own is None else int(own)
         return outer * 1_000_003 + int(own)
 
-    def _seeded(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Samples of one prompt differ by their seed, so that a seeded run replays and its rollouts still vary."""
-        seed, sample = kwargs.get("seed", self.kwargs.get("seed")), self._sample(kwargs)
-        if seed is None or sample is None:
+    def _seeded(self, kwargs: dict[str, Any], prompt: Any, messages: Any) -> dict[str, Any]:
+        """Every call has a seed of its own, by its sample and what it asks, so that a seeded run replays and no two calls share their luck:
+        under one seed an engine draws the same numbers for every prompt, and a run's tasks fail together."""
+        seed = kwargs.get("seed", self.kwargs.get("seed"))
+        if seed is None:
             return kwargs
-        digest = hashlib.sha256(f"{seed}:{sample}".encode()).digest()
+        asked = json.dumps([seed, self._sample(kwargs), prompt, messages], sort_keys=True, default=str)
+        digest = hashlib.sha256(asked.encode("utf-8", "replace")).digest()
         return {**kwargs, "seed": int.from_bytes(digest[:4], "big") >> 1}
 
 
@@ -257,7 +260,7 @@ def get_lm(
         meter: counts and caps; None counts without a cap.
         temperature: left out for models that refuse one (OpenAI's reasoning models), and so is `max_tokens`.
         max_tokens: of an answer; by default 512 for an embedded model, the provider's own limit for others.
-        seed: sent with every call where the engine takes one.
+        seed: of the run; each call is sent one that is derived from it, its sample and its messages, where the engine takes one.
         client: `api_base`, `api_key`, `timeout` and the like, for hosted models.
     Raises:
         ModelError: an embedded model that is unknown, not pulled, or not what its sha256 says.
