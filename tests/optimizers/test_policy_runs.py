@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -275,6 +276,22 @@ def test_rewards_that_hang_or_are_no_number_are_left_out(tiny_model: Path) -> No
     assert report.tally.left_out["rollouts given up after 3 s"] == 1
     assert report.tally.left_out["rollouts without a score (the rubric could not decide)"] >= 1
     assert report.steps == 2
+
+
+@pytest.mark.slow
+def test_a_slow_engine_is_no_reason_to_give_rollouts_up(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trl import GRPOTrainer
+
+    plain = GRPOTrainer._generate_single_turn
+
+    def slow(self: Any, *args: Any, **options: Any) -> Any:
+        time.sleep(1.5)
+        return plain(self, *args, **options)
+
+    monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", slow)
+    report = run(tiny_model, "slow", steps=1, evaluate_every=0, rollout_timeout_s=1.0)
+    assert report.tally.left_out["rollouts given up after 1 s"] == 0
+    assert report.validation["two"]["greedy"]["after"]["n"] == 2
 
 
 @pytest.mark.slow

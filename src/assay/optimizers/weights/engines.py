@@ -138,6 +138,10 @@ class _Crew:
             self.results[at] = None
             self._hire()
 
+    def waited(self, seconds: float) -> None:
+        """Seconds that all of them waited for an engine count for none. Call it with `changed` held."""
+        self.began = {at: since + seconds for at, since in self.began.items()}
+
     def ordered(self) -> list[Any | None]:
         return [self.results[at] for at in range(self.count)]
 
@@ -235,9 +239,10 @@ class TrainerPolicy(PolicyEngine):
                 if all(over_ranks([crew.done])):
                     return crew.ordered()
                 continue
-            prompts = [question.prompt for question in asked] or [[self.trainer._tokenizer.eos_token_id]]
+            prompts, clock = [question.prompt for question in asked] or [[self.trainer._tokenizer.eos_token_id]], time.monotonic()
             ids, logprobs = self.trainer._generate_single_turn(prompts, None, {}, 1)
             with crew.changed:
+                crew.waited(time.monotonic() - clock)
                 for at, question in enumerate(asked):
                     question.answer = (ids[at], None if logprobs is None else logprobs[at])
                 crew.changed.notify_all()
