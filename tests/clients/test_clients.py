@@ -274,18 +274,19 @@ def test_a_call_that_the_sdk_tries_again_by_itself_stays_in_its_rollout(stage: S
     assert stage.counts() == {"calls": 6, "stored": 6, "answered": 5, "unseen": 0, "past": 0}
 
 
-@pytest.mark.parametrize("script", ["autogen_agent.py", "plain_chat.py"])  # one closes the stream at its last event, one leaves it open
-def test_a_client_that_goes_on_before_the_stream_has_ended_is_recorded_whole(stage: Stage, newest: str, script: str) -> None:
-    if script == "plain_chat.py":
-        answer, first, outputs = stage.run(newest, script, "Hello #late"), "Hello #late", ["echo: Hello #late", "echo: And goodbye."]
-        whole(stage, answer, "chat", first=first, outputs=outputs, tools=0, streamed=1)
-    else:
-        whole(stage, stage.run(newest, script, "streamed", f"{TWICE} #late"), "chat", first=f"{TWICE} #late", streamed=5)
+@pytest.mark.parametrize("first", ["Hello #late", "Hello #pause"])  # the stream ends late, or its last event comes late
+def test_a_client_that_goes_on_at_the_finish_is_recorded_whole(stage: Stage, newest: str, first: str) -> None:
+    outputs = [f"echo: {first}", "echo: And goodbye."]
+    whole(stage, stage.run(newest, "plain_chat.py", first), "chat", first=first, outputs=outputs, tools=0, streamed=1)
+
+
+def test_a_client_that_closes_a_stream_at_its_last_event_is_recorded_whole(stage: Stage, newest: str) -> None:
+    whole(stage, stage.run(newest, "autogen_agent.py", "streamed", f"{TWICE} #late"), "chat", first=f"{TWICE} #late", streamed=5)
 
 
 def test_a_client_that_leaves_when_it_has_read_the_finish_has_its_answer_recorded(stage: Stage) -> None:
     client = openai.OpenAI(base_url=f"{stage.url}/v1", api_key=KEY)
-    messages = [{"role": "user", "content": "Hello #pause"}]
+    messages: list[dict[str, str]] = [{"role": "user", "content": "Hello #pause"}]
     with client.chat.completions.create(model="any", messages=messages, stream=True) as parts:  # type: ignore[call-overload]
         next(part for part in parts if part.choices[0].finish_reason)
     (rollout,) = stage.rollouts(1)

@@ -168,7 +168,8 @@ class Gateway:
         try:
             headers = {k: v for k, v in request.headers.items() if self.key is None or k.lower() not in ("authorization", "x-api-key")}
             async with live.upstream.ask(dialect, body, raw, headers, request.rel_url.raw_query_string) as reply:
-                return await pass_on(request, reply, passed, live.rollout.id, keep)
+                choices = body["n"] if isinstance(body.get("n"), int) else 1
+                return await pass_on(request, reply, passed, live.rollout.id, keep, choices=choices)
         except AssayError as error:  # a package that is missing: the caller is told which
             passed.error = str(error)
             raise

@@ -17,6 +17,7 @@ __all__ = ["Passed", "is_constrained", "json_body", "pass_on", "storable"]
 _DEEPEST = 200  # of a request: what trainers and databases read
 _KEPT = 64 << 20  # bytes of one answer that are kept
 _LAST = re.compile(rb"\n(?:data: ?\[DONE\]|event: ?(?:message_stop|response\.(?:completed|incomplete|failed)))")  # a stream's last event
+_FINISH = re.compile(rb'"finish_reason": ?"')  # in a chat's chunk: what comes after it is the usage and the end
 _SECRETS = ("api_key", "api_base", "base_url", "headers", "extra_headers")  # some clients put these into a body
 
 
@@ -74,8 +75,13 @@ class Passed:
         return body, complete and self.size <= _KEPT
 
 
-async def pass_on(request: web.Request, reply: Any, passed: Passed, rollout_id: str, keep: Callable[[], None]) -> web.StreamResponse:
-    """Passes an answer on; a stream is kept before its last event goes out, as the client's next call may come at once."""
+async def pass_on(
+    request: web.Request, reply: Any, passed: Passed, rollout_id: str, keep: Callable[[], None], *, choices: int = 1
+) -> web.StreamResponse:  # fmt: skip
+    """Passes an answer on; a stream is kept before its last event goes out, as the client's next call may come at once.
+
+    Some clients leave at the reason why a chat ended, one event before the last: of an answer with one choice it waits for that.
+    """
     passed.status = reply.status
     headers = {**reply.headers, "x-assay-rollout": rollout_id}
     passed.streamed = "event-stream" in {k.lower(): v for k, v in headers.items()}.get("content-type", "")
@@ -89,10 +95,19 @@ async def pass_on(request: web.Request, reply: Any, passed: Passed, rollout_id: 
         return whole
     response = passed.response = web.StreamResponse(status=reply.status, headers={**headers, "Cache-Control": "no-cache"})
     await response.prepare(request)
+    held = b""
     async for chunk in reply.chunks:
-        if passed.see(chunk):
+        ended = passed.see(chunk)
+        if ended:
             keep()
-        await response.write(chunk)
+        if not ended and (held or (choices == 1 and _FINISH.search(chunk))):
+            held += chunk
+            continue
+        await response.write(held + chunk)
+        held = b""
+    if held:
+        keep()
+        await response.write(held)
     await response.write_eof()
     return response
 
