@@ -235,7 +235,7 @@ def test_a_model_in_training_does_not_judge_itself(embedded: str, tmp_path: Path
             with pytest.raises(ConfigError, match="would learn to please itself"):
                 train("math_qa", data=DATA, name="x", model=embedded, **given, **judge, **SMALL)
         with pytest.raises(ConfigError, match="would learn to please itself"):
-            train("math_qa", rubric="math_qa", retain=[f"math_qa,nice.yaml,{DATA}"], data=DATA, name="x", model=embedded, **judge, **SMALL)
+            train("math_qa", rubric="math_qa", retain=["math_qa,nice.yaml,arithmetic:size=60"], data=DATA, name="x", model=embedded, **judge, **SMALL)
         with pytest.raises(ConfigError, match="would learn to please itself"):
             assay.improve("math_qa", rubric="nice.yaml", data=DATA, name="x", model=embedded, **judge)
 

@@ -185,6 +185,14 @@ def test_letters_of_several_tokens_are_told_from_what_a_grammar_forced() -> None
     assert bytes(ids[at] for at in forced).decode() == "city: sure: "
 
 
+def test_bytes_that_are_no_letters_do_not_hide_what_a_grammar_forced() -> None:
+    schema = {"x-assay-lines": True, "properties": {"thought": {}, "action": {}}}
+    call = transition("thought: so ÏÃ\naction: answer", schema=schema)  # as the engine wrote it; as the tokenizer does:
+    pieces = ["thought", ": ", "so", "\ufffd", "\ufffd", "\n", "action", ": ", "answer"]
+    call.logprobs = tuple(-0.1 for _ in pieces)
+    assert trained_tokens(call, pieces) == [False, False, True, True, True, True, False, False, True]
+
+
 def test_rows_hold_the_sampled_tokens_and_count_what_cannot_be_trained_on() -> None:
     calls = [
         transition("4"), transition("4", cached=True), transition("", error="ServerError"), transition("4", token_ids=None),

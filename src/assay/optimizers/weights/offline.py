@@ -14,7 +14,7 @@ from assay.optimizers.weights.advantages import Credit, ValueMemory, assign_cred
 from assay.optimizers.weights.base import Policy, tokenizer_sha
 from assay.optimizers.weights.config import PolicyConfig
 from assay.optimizers.weights.data import checked_manifest
-from assay.optimizers.weights.rows import Row, Tally, Trajectory, stored_transition, trajectory_of
+from assay.optimizers.weights.rows import Row, Tally, Trajectory, spells, stored_transition, trajectory_of
 from assay.traces import Rollout, Transition
 from assay.traces.dialects import chat_messages
 
@@ -107,7 +107,7 @@ class Recorded:
             same = [(call.weights, call.adapters) == ours for call in rollout.transitions]
             for call in rollout.transitions:
                 if call.token_ids and call.output.strip():
-                    strange[call.output.strip() not in policy.tokenizer.decode(list(call.token_ids))] += 1
+                    strange[not spells(policy.tokenizer.decode(list(call.token_ids)), call.output)] += 1
             behaviour = self.config.temperature == 1.0
             try:
                 made = trajectory_of(rollout, policy.tokenizer, max_length=self.config.max_length, behaviour=behaviour, left=self.tally.left_out)

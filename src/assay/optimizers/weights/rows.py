@@ -14,8 +14,9 @@ from assay.traces import Rollout, Transition
 from assay.traces.credit import rewards_of
 from assay.traces.dialects import asked_schema, chat_messages, chat_tools
 
-__all__ = ["Row", "Tally", "Trajectory", "stored_transition", "trained_tokens", "trajectory_of"]
+__all__ = ["Row", "Tally", "Trajectory", "spells", "stored_transition", "trained_tokens", "trajectory_of"]
 
+_ODD = re.compile(r"[^\x21-\x7e]+")
 _HALF = "\ufffd"  # what a part of a letter decodes to
 _GRAMMARS_CHOICE = math.log(1e-4)  # a token under a grammar that the model itself gave less was not its own choice
 
@@ -167,7 +168,7 @@ def trained_tokens(transition: Transition, pieces: Sequence[str]) -> list[bool]:
     """
     text = "".join(pieces)
     schema = asked_schema(transition.request) or {}
-    if transition.output.strip() not in text:
+    if not spells(text, transition.output):
         return [True] * len(pieces)
     lines = bool(schema.get(LINES))
     spans = list(_line_values(text, list(schema.get("properties", {}))) if lines else _json_values(text))
@@ -179,6 +180,13 @@ def trained_tokens(transition: Transition, pieces: Sequence[str]) -> list[bool]:
         at = end
     odds = transition.logprobs or [0.0] * len(pieces)
     return [mine and odd >= _GRAMMARS_CHOICE for mine, odd in zip(chosen, odds, strict=True)]
+
+
+def spells(text: str, output: str) -> bool:
+    """Whether the text of tokens is an output with what stands around it, by letters of ASCII: engines and tokenizers write bytes that are no
+    letters in ways of their own."""
+    plain, wanted = (_ODD.sub("", part) for part in (text, output))
+    return wanted in plain
 
 
 def _line_values(text: str, names: Sequence[str]) -> Iterator[tuple[int, int]]:
