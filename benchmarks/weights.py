@@ -2,7 +2,7 @@
 
     python benchmarks/weights.py --artifact compiled [--seeds 0 1 2] [--test-size 24] [--folder roads]
 
-Each seed is a run of the example in a folder of its own, about 25 minutes on two idle cores with a compiled program; what is there is
+Each seed is a run of the example in a folder of its own, half an hour and more on two cores; what is there is
 taken, so that a run can be cut off and called again. The sealed tasks are the same for all seeds: a task's score is its mean over the seeds,
 gains are paired over tasks. Prints one JSON object, and a line a seed to standard error.
 """

@@ -7,8 +7,8 @@
 5. **serve and compare**: on sealed tasks, greedily and sampled, by the names that any command takes; on longer sums; and on another kind
    of task, which nothing was trained on.
 
-About 25 minutes with `--artifact` and `--test-size 24` on two idle cores; compiling and more tests come on top. The same
-command goes on after the last of these that was finished.
+Half an hour and more on two cores; `--artifact` and a smaller `--test-size` save some of it. The same command goes on after the last of
+these that was finished.
 """
 
 import argparse

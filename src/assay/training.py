@@ -94,16 +94,12 @@ def train(
     common: dict[str, Any] = {
         "model": settings.model, "seed": settings.seed, "cache": False, "name": name, "settings": repr(settings), **options,
     }  # fmt: skip
-    others = [Retained.read(part) if isinstance(part, str) else part for part in retain]
-    named = [(str(program), data), *((one.program, one.data) for one in others)]
-    if twice := [name for at, name in enumerate(named) if name in named[:at]]:
-        raise ConfigError(f"{twice[0][0]} on {twice[0][1]} is named twice: once is enough, and what is trained on is no retained task")
-    judge = common.get("judge_model")
+    judge, others = common.get("judge_model"), _retained(retain, str(program), data)
     measure = independent(rubric, judge, settings.model, forced=judged_by_itself)
     watching = independent(watch, judge, settings.model) if watch is not None else None
     for one in others:
         independent(one.rubric, judge, settings.model)
-    engine, titles = _engine(settings), set[str]()
+    engine, titles = _engine(settings), list[str]()
     with ExitStack() as opened:
 
         def bench(what: str | dspy.Module, by: Any, source: str, given: Mapping[str, Any], trained: bool) -> tuple[Bench, Job]:
@@ -113,12 +109,8 @@ def train(
             job.session.lm.recording.cache = None  # a policy in training is never answered from a cache
             for split in need:
                 job.session.know(job.splits.unseal() if split == "test" else getattr(job.splits, split), split)
-            whole = job.session.program_name
-            title = next(
-                name for name in (whole.rpartition(":")[2], f"{whole.rpartition(':')[2]} on {source}", f"{whole} on {source}") if name not in titles
-            )
-            titles.add(title)
-            return Bench(title, job.student, job.session, job.splits.val, job.splits.unseal(), trained), job
+            titles.append(_title(job.session.program_name, source, titles))
+            return Bench(titles[-1], job.student, job.session, job.splits.val, job.splits.unseal(), trained), job
 
         main, job = bench(program, measure, data, parameters, True)
         sampled = {"temperature": settings.temperature}
@@ -126,6 +118,21 @@ def train(
         watcher = load_rubric(watching, judge_lm=job.session.judge_lm) if watching is not None else None
         source = Rollouts(main, job.splits.train, settings, engine, watching=watcher)
         return train_policy(source, name, settings, retained=kept, resume=resume, progress=shown)
+
+
+def _retained(given: Sequence[Retained | str], program: str, data: str) -> list[Retained]:
+    """What is to be retained, each once, and none of it what is trained on."""
+    others = [Retained.read(part) if isinstance(part, str) else part for part in given]
+    named = [(program, data), *((one.program, one.data) for one in others)]
+    if twice := [name for at, name in enumerate(named) if name in named[:at]]:
+        raise ConfigError(f"{twice[0][0]} on {twice[0][1]} is named twice: once is enough, and what is trained on is no retained task")
+    return others
+
+
+def _title(program: str, data: str, taken: Sequence[str]) -> str:
+    """The shortest name that no other bench has."""
+    short = program.rpartition(":")[2]
+    return next(name for name in (short, f"{short} on {data}", f"{program} on {data}") if name not in taken)
 
 
 def compare(

@@ -47,6 +47,7 @@ def command() -> None:
 def sft(**values: Any) -> None:
     """A warm-up on the good rows of `assay export sft` (its folder), or on JSON lines with prompt and completion."""
     from assay.optimizers.weights import SFTConfig, train_sft
+    from assay.optimizers.weights.work import rank
     from assay.training import compare, independent
 
     as_json, source, name, resume, program, size, config = keep(
@@ -63,7 +64,7 @@ def sft(**values: Any) -> None:
     if program is not None:
         independent(measured["rubric"], measured.get("judge_model"), values["model"])
     data = train_sft(source, name, SFTConfig(**values), resume=resume, progress=shown).to_dict()  # type: ignore[arg-type]
-    if _other_process():
+    if rank():  # the first of the processes that train together is the one that speaks
         return
     data["validation"] = {}
     if program is not None and data["name"]:
@@ -101,11 +102,6 @@ def _show(data: dict[str, Any]) -> None:
         rich.print(f"{data['path']}\nIn any command: --model {data['name']}", markup=False, soft_wrap=True)
     else:
         rich.print(str(data["path"]), markup=False, soft_wrap=True)
-
-
-def _other_process() -> bool:
-    """Whether another of the processes that train together is the one that speaks."""
-    return os.environ.get("RANK", "0") != "0"
 
 
 _LOSSES = ("dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")
@@ -179,6 +175,7 @@ def _policy_command(algorithm: str, text: str) -> None:
 
 
 def _policy(algorithm: str, values: dict[str, Any]) -> None:
+    from assay.optimizers.weights.work import rank
     from assay.traces.export import is_export
     from assay.training import train, train_offline
 
@@ -198,7 +195,7 @@ def _policy(algorithm: str, values: dict[str, Any]) -> None:
         parameters = {name: json_or_text(text) for name, text in settings.items()}
         report = train(program, algorithm=algorithm, sizes=sizes, parameters=parameters, progress=shown, **values)  # type: ignore[arg-type]
     data = report.to_dict()
-    if _other_process():
+    if rank():  # the first of the processes that train together is the one that speaks
         return
     if as_json:
         print_json(data)

@@ -69,6 +69,8 @@ def train_sft(source: str | Path, name: str, config: SFTConfig, *, resume: bool 
 
 
 def _train(work: Path, name: str, config: SFTConfig, data: TrainingData, resume: bool, shown: Progress) -> SFTReport:
+    from assay.optimizers.weights.trainer import over_ranks
+
     shown.say(f"loading {config.model} …")
     policy = load_policy(config.model)
     train, held_out = (_fitting(rows, policy, config.max_length, data.left_out) for rows in (data.train, data.held_out))
@@ -85,7 +87,7 @@ def _train(work: Path, name: str, config: SFTConfig, data: TrainingData, resume:
         checkpoint = resume and any((work / "checkpoints").glob("checkpoint-*"))
         trainer.train(resume_from_checkpoint=True if checkpoint else None)
     report.steps = trainer.state.global_step
-    if stop.is_set():
+    if any(over_ranks([stop.is_set()])):
         raise Cancelled(f"stopped at step {report.steps}, with a checkpoint in {work}")
     if watch.diverged:
         report.stopped, report.best_step = last_good(trainer, work, report.steps)
