@@ -30,7 +30,7 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.dev
 	$(BIN)/assay models pull smollm2-135m
-	$(BIN)/python -m pytest --durations=15
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=15 --numprocesses 2 --dist loadfile
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
