@@ -18,6 +18,7 @@ import assay
 from assay.errors import ConfigError, DataError
 from assay.models import get_lm
 from assay.models.adapters import find_adapter
+from assay.models.embedded import LlamaBackend
 from assay.models.lora import write_merged
 from assay.models.registry import find_model, spec
 from assay.optimizers.weights import TRLProvider
@@ -95,6 +96,13 @@ def test_what_is_trained_on_is_what_was_sampled(trained: tuple[Path, Any], embed
         gaps += [abs(a - b) for a, b in zip(mine, call.logprobs, strict=True) if b > -8]
     assert np.median(gaps) < 0.15  # llama.cpp rounds activations to 8 bits; tokens out of place would be whole nats apart
     assert set(report.validation) == {"MathQA"} or set(report.validation) == {"math_qa"}
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("text", ["+  2", "  2", "a\n\n2", "a \n2", "a  \n 2", "12  3", "\t\t2", "é   5", "a  'll", "x 10 <|im_end|>\n ½"])
+def test_the_tokenizer_splits_as_the_engine_does(embedded: str, text: str) -> None:
+    theirs = LlamaBackend(embedded).post("/tokenize", {"content": text, "parse_special": True, "add_special": False})["tokens"]
+    assert load_policy(embedded).tokenizer(text)["input_ids"] == theirs
 
 
 class Saying(dspy.Module):

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from assay.deployment import Artifact
 from assay.deployment.artifact import check_pinned
 from assay.errors import ArtifactError, ConfigError, DataError, ModelError
+from assay.models import embedded as engines
 from assay.models import get_lm
 from assay.models.adapters import find_adapter, keep_adapter, list_adapters, with_adapters
 from assay.models.lora import _permuted
@@ -163,6 +164,19 @@ def test_an_adapter_is_kept_whole_served_by_name_and_held_to_its_place(embedded:
     (first.path / "adapter.json").write_text(json.dumps({**told, "format": 9}))
     with pytest.raises(ModelError, match="update assay"):
         find_adapter("first")
+
+
+@pytest.mark.model
+def test_two_merged_models_are_in_memory_at_once_and_the_others_come_back(embedded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lms = []
+    for number in range(4):
+        keep_adapter(f"no{number}", lora(tmp_path / str(number), scale=0.001 * (1 + number)), base="smollm2-135m")
+        lms.append(get_lm(f"{embedded}+no{number}", cache=None, temperature=0.0, max_tokens=4))
+    said = [lm("Say a word.") for lm in lms]
+    held = [path for path in engines._servers if path.parent.name == "merged" and path not in engines._given]
+    assert held == [lm.engine.backend.path for lm in lms[2:]]
+    lms[0].engine.backend.path.unlink()
+    assert lms[0]("Say a word.") == said[0]
 
 
 def test_an_artifact_goes_with_the_very_adapters_it_was_measured_with(embedded: str, tmp_path: Path) -> None:

@@ -35,8 +35,10 @@ _UNTRUNCATED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}  # llama.cpp samples fro
 _CONTEXT = 16384  # tokens over all slots, shared; 22 kB of cache a token for SmolLM2-135M
 
 _MERGED = 6  # merged models that are kept beside the pulled ones, 145 MB each for SmolLM2-135M
+_LOADED = 2  # of those, how many are held in memory at once: a gigabyte each once they have been worked with
 
-_servers: dict[Path, Any] = {}
+_servers: dict[Path, Any] = {}  # those of merged models in the order of their last use
+_given: set[Path] = set()  # whose address is known elsewhere
 _servers_lock = threading.Lock()
 
 
@@ -95,7 +97,15 @@ def _server(path: Path) -> Any:
                 _servers[path] = xllamacpp.Server(params)
             except Exception as error:
                 raise ModelError(f"llama.cpp cannot load {path}: {error}") from error
+        if path.parent == _merged_home():
+            _servers[path] = _servers.pop(path)
+            for old in [one for one in _servers if one.parent == path.parent and one not in _given][:-_LOADED]:
+                del _servers[old]  # a call in flight holds it until its answer is there
         return _servers[path]
+
+
+def _merged_home() -> Path:
+    return model_home() / "merged"
 
 
 def _merged(base: EmbeddedModel, adapters: tuple[Adapter, ...]) -> Path:
@@ -104,7 +114,7 @@ def _merged(base: EmbeddedModel, adapters: tuple[Adapter, ...]) -> Path:
     if not adapters:
         return path
     digest = hashlib.sha256(":".join([base.sha256, *(one.sha256 for one in adapters)]).encode()).hexdigest()[:24]
-    target = model_home() / "merged" / f"{base.name}-{digest}.gguf"
+    target = _merged_home() / f"{base.name}-{digest}.gguf"
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(target.parent / ".lock"):
         if not target.is_file():
@@ -120,7 +130,9 @@ def _merged(base: EmbeddedModel, adapters: tuple[Adapter, ...]) -> Path:
 def server_url(name: str) -> str:
     """Loopback address of the model's OpenAI-compatible HTTP server (llama.cpp's own)."""
     base, adapters = with_adapters(name)
-    return str(_server(_merged(spec(base), adapters)).listening_address)
+    path = _merged(spec(base), adapters)
+    _given.add(path)
+    return str(_server(path).listening_address)
 
 
 class LlamaBackend:
@@ -149,12 +161,18 @@ class LlamaBackend:
             raise MissingExtra("xllamacpp", "embedded")
         base, adapters = with_adapters(name)
         self.spec = spec(base)
+        self._parts = adapters
         self.path = _merged(self.spec, adapters)
         self.weights = self.spec.sha256
         self.adapters = tuple(one.sha256 for one in adapters)
 
     def __deepcopy__(self, memo: object) -> "LlamaBackend":
         return self
+
+    def _engine(self) -> Any:
+        if self.path not in _servers and not self.path.is_file():  # others were merged since, and it went
+            self.path = _merged(self.spec, self._parts)
+        return _server(self.path)
 
     def complete(self, request: Any) -> tuple[Any, float]:
         """Response and its price in dollars (0: it runs here)."""
@@ -171,7 +189,7 @@ class LlamaBackend:
         body["logprobs"] = True  # token ids and behaviour log-probabilities belong to every transition
         body.setdefault("top_logprobs", 1)
         body |= self.sampling
-        raw = _server(self.path).handle_chat_completions(body)
+        raw = self._engine().handle_chat_completions(body)
         raw = json.loads(raw) if isinstance(raw, str | bytes) else raw
         if "choices" not in raw:
             error = raw.get("error", raw)
@@ -183,15 +201,17 @@ class LlamaBackend:
 
     def count_tokens(self, text: str) -> int:
         """Tokens of `text` by the model's own tokenizer."""
-        return len(self._post("/tokenize", {"content": text})["tokens"])
+        return len(self.post("/tokenize", {"content": text})["tokens"])
 
-    def _post(self, route: str, body: dict[str, Any]) -> Any:
+    def post(self, route: str, body: dict[str, Any]) -> Any:
+        """What llama.cpp's own HTTP server answers, as JSON."""
+        engine = self._engine()
         request = urllib.request.Request(
-            _server(self.path).listening_address + route,
+            engine.listening_address + route,
             data=json.dumps(body).encode("utf-8", "replace"),
             headers={"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             return json.load(answer)
 
 

@@ -125,7 +125,7 @@ def _unpacked(name: str) -> Path:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     source = find_model(name)
-    target = model_home() / f"{name}-{spec(name).sha256[:12]}-torch"
+    target = model_home() / f"{name}-{spec(name).sha256[:12]}-torch-2"  # 2: with the split into digits
     if target.is_dir():
         return target
     model_home().mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ def _unpacked(name: str) -> Path:
             raise ModelError(f"{target.parent} has too little room: {8 * source.stat().st_size / 1e6:.0f} MB are needed to unpack {name}")
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".unpacked-") as scratch, quiet():
             ready = Path(scratch) / "model"
-            tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+            tokenizer = _split_as_llama_cpp(AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name), source)
             model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
             if (quantizer := getattr(model, "hf_quantizer", None)) is not None:
                 quantizer.remove_quantization_config(model)
@@ -144,6 +144,18 @@ def _unpacked(name: str) -> Path:
             tokenizer.save_pretrained(ready)
             os.rename(ready, target)
     return target
+
+
+def _split_as_llama_cpp(tokenizer: Any, source: Path) -> Any:
+    """With digits split off before words are, where the GGUF says so: transformers forgets it, and two blanks before a digit, which
+    llama.cpp has as one token, became two."""
+    import gguf
+    from tokenizers import pre_tokenizers
+
+    if gguf.GGUFReader(str(source)).get_field("tokenizer.ggml.pre").contents() == "smollm":
+        words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
+    return tokenizer
 
 
 def fast_bf16() -> bool:

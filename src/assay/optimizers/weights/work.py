@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import threading
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from assay.errors import AssayError, ConfigError, MissingExtra, ModelError
 from assay.models.adapters import Adapter, adapter_home, check_name, served_as
-from assay.models.embedded import server_url
+from assay.models.embedded import LlamaBackend
 from assay.optimizers.weights.base import Policy
 
 __all__ = [
@@ -195,7 +194,7 @@ def told_agreement(trainer: Any, policy: Policy, adapter: Adapter, prompts: Sequ
 def _agreement(trainer: Any, policy: Policy, adapter: Adapter, prompts: Sequence[Messages]) -> float:
     import torch
 
-    url, same = server_url(served_as(adapter)), 0
+    served, same = LlamaBackend(served_as(adapter)), 0
     model = trainer.model.eval()
     for prompt in prompts:
         ids = policy.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True).to(model.device)
@@ -203,8 +202,6 @@ def _agreement(trainer: Any, policy: Policy, adapter: Adapter, prompts: Sequence
             out = model.generate(**ids, max_new_tokens=_TOKENS, do_sample=False, pad_token_id=policy.tokenizer.pad_token_id)
         ours = policy.tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
         body = {"messages": prompt, "temperature": 0.0, "max_tokens": _TOKENS}
-        request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            theirs = json.load(answer)["choices"][0]["message"]["content"]
+        theirs = served.post("/v1/chat/completions", body)["choices"][0]["message"]["content"]
         same += ours.strip() == (theirs or "").strip()
     return same / len(prompts)
