@@ -275,7 +275,8 @@ def test_no_task_comes_twice_in_a_step_nor_again_before_all_others(tasks: int, s
 
 
 @pytest.mark.slow
-def test_blank_parts_of_a_batch_do_not_lower_what_is_told(tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo"])
+def test_blank_parts_of_a_batch_change_nothing(tiny_model: Path, tmp_path: Path, loss_type: str) -> None:
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -284,16 +285,20 @@ def test_blank_parts_of_a_batch_do_not_lower_what_is_told(tiny_model: Path, tmp_
     found = []
     for parts in (1, 8):
         rows = [Row(turn=0, prompt_ids=[5, 6], completion_ids=[7, at], trained=[True, True], advantage=1.0) for at in (8, 9)]
-        more = {"per_device_train_batch_size": 8 // parts, "gradient_accumulation_steps": parts, "steps_per_generation": parts, "max_steps": 1}
+        more = {"per_device_train_batch_size": 8 // parts, "gradient_accumulation_steps": parts, "steps_per_generation": parts}
+        more |= {"loss_type": loss_type, "beta": 0.5}
         trainer = TransitionTrainer(
             model=AutoModelForCausalLM.from_pretrained(tiny_model), args=arguments(tmp_path / str(parts), **more),
             train_dataset=Dataset.from_list([{"prompt": "", "index": at} for at in range(4)]),
             processing_class=AutoTokenizer.from_pretrained(tiny_model), collect=lambda inputs, trainer, rows=rows: Batch(rows),
         )  # fmt: skip
         trainer.train()
-        found.append(next(line["entropy"] for line in trainer.state.log_history if "entropy" in line))
-    assert found[0] > 1
-    assert found[1] == pytest.approx(found[0], rel=1e-4)
+        found.append([(line["entropy"], line["kl"], line["grad_norm"]) for line in trainer.state.log_history if "entropy" in line])
+    (entropy, _, _), *_, (_, kl, _) = found[0]
+    assert entropy > 1
+    assert kl > 0
+    for many, one in zip(found[1], found[0], strict=True):
+        assert many == pytest.approx(one, rel=1e-3, abs=1e-6)
 
 
 @pytest.mark.slow
@@ -343,6 +348,7 @@ def test_on_single_calls_the_trainer_is_stock_grpo(tiny_model: Path, tmp_path: P
     rows = Dataset.from_list([{"prompt": [{"role": "user", "content": f"How much is {at} + 1?"}], "index": at} for at in range(8)])
     lora = LoraConfig(r=4, lora_alpha=8, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
     made: list[list[tuple[list[int], list[int], float]]] = []
+    more = {"optim": "sgd", "learning_rate": 0.5, **more}  # Adam moves weights as far for a gradient that is mere rounding
 
     class Stock(GRPOTrainer):  # type: ignore[misc]
         def _generate_and_score_completions(self, inputs: Any) -> Any:
@@ -387,7 +393,7 @@ def test_on_single_calls_the_trainer_is_stock_grpo(tiny_model: Path, tmp_path: P
     assert moved > 1e-3
     assert sum(dropped) == 4 * len([at for at in dropped if at])  # whole groups
     assert any(dropped)
-    assert apart < 1e-5, f"{apart} apart after a move of {moved}"
+    assert apart < 1e-4 * moved, f"{apart} apart after a move of {moved}"
 
 
 @pytest.mark.slow

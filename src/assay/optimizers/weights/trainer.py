@@ -85,11 +85,12 @@ class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
         out = {**self._padded(rows), "advantages": torch.tensor([row.advantage for row in rows], device=self.accelerator.device)}
         mask = out["completion_mask"] * out["tool_mask"]
         out["num_items_in_batch"] = self.accelerator.gather(mask.sum() + sum(sum(row.trained) for row in flat)).sum()
-        if self.loss_type == "bnpo":  # a mean over the tokens of each part
-            out["advantages"] = out["advantages"] * (self.accelerator.gather(mask.sum()).sum() / out["num_items_in_batch"].clamp(min=1))
-        elif self.loss_type not in ("dapo", "cispo", "vespo"):  # a mean over rows, some of which are blank
+        self._share: Any = 1.0  # of the loss, where rows that do not go through the model count in its mean, or blank ones must not
+        if self.loss_type == "bnpo" and len(rows) > self.args.steps_per_generation:  # a mean over the tokens of each part
+            self._share = self.accelerator.gather(mask.sum()).sum() / out["num_items_in_batch"].clamp(min=1)
+        elif self.loss_type not in ("dapo", "cispo", "vespo"):  # a mean over rows (parts of one row), some of which are blank
             live = self.accelerator.gather(mask.any(dim=1).sum() + len(flat)).float().mean().clamp(min=1 / self.accelerator.num_processes)
-            out["advantages"] = out["advantages"] * (len(rows) / live)
+            self._share = len(rows) / live
         with torch.no_grad():
             if old:
                 out["old_per_token_logps"] = self._pad([torch.tensor(row.logprobs or [0.0] * len(row.completion_ids)) for row in rows], 0.0, "right")
@@ -106,7 +107,7 @@ class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
         width = trimmed["prompt_ids"].size(1) + trimmed["completion_ids"].size(1)
         plain = model.device.type == "cpu" and width <= _SHORT and not self.args.gradient_checkpointing  # which works out again, out of here
         with sdpa_kernel(SDPBackend.MATH) if plain else nullcontext():
-            loss = super()._compute_loss(model, trimmed)
+            loss = super()._compute_loss(model, trimmed) * self._share
         if self._filled and not (inputs["completion_mask"] * inputs["tool_mask"]).any():  # a part of blanks alone has no entropy to tell of
             for name, values in self._metrics["train"].items():
                 del values[known.get(name, 0) :]
