@@ -1,11 +1,12 @@
 """Credit by call against credit by episode: the same rollouts, rewards and steps, on an agent that makes four calls.
 
-    python benchmarks/credit.py [--seeds 0 1 2 3 4] [--steps 12] [--warm-up 8]
+    python benchmarks/credit.py [--seeds 0 1 2 3 4] [--steps 10]
 
-A message is sorted by four decisions, each a call and each worth a quarter: topic, kind of thing, tone, urgency. `step` credits a call with
-its own reward, `to_go` with its own and the later ones, `episode` with all four. All schemes of a seed begin from one warm-up on so many
-right messages. One line a run: score on sealed messages before and after, greedily and sampled, and the area under the curve of the
-training scores (the mean over the steps).
+A letter is set by four decisions, each a call of its own with three choices. The house's style, another one for every seed, says which is
+right; nothing but the reward tells of it. A right decision earns an eighth, as step rewards of a rollout add up to a half at most. `step`
+credits a call with its own reward, `to_go` with its own and the later ones, `episode` with all four. One line a run: score on sealed letters
+before and after, greedily and sampled, and the area under the curve of the training scores (the mean over the steps). The last line has the
+differences to `episode`, paired over the seeds.
 """
 
 import argparse
@@ -14,44 +15,43 @@ import os
 import random
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import dspy
 import numpy as np
+from scipy import stats
 
 import assay
 from assay.cli.shared import Console
-from assay.optimizers.weights import SFTConfig, train_sft
 from assay.programs import Agent
-from assay.testing.fakes import scripted_lm
 
 MODEL = "embedded/smollm2-135m"
-TOPICS = {
-    "billing": ["I was charged twice for the {}", "The invoice of my {} is wrong"],
-    "delivery": ["The {} has not arrived", "Where is the parcel with my {}"],
-    "returns": ["I want to send the {} back", "Can I exchange my {}"],
+DECISIONS = {
+    "greeting": ("Hello", "Dear", "Welcome"),
+    "tone": ("formal", "warm", "funny"),
+    "length": ("short", "medium", "long"),
+    "closing": ("Thanks", "Yours", "Regards"),
 }
-THINGS = {"furniture": ["desk", "lamp", "sofa"], "clothes": ["coat", "shirt", "dress"], "electronics": ["phone", "camera", "laptop"]}
-TONES = {"angry": ["This is outrageous!", "I am furious."], "calm": ["Hello.", "Good day."], "happy": ["I love your shop!", "You are wonderful!"]}
-URGENCIES = {"today": ["I need it today.", "It cannot wait a day."], "later": ["Take your time.", "There is no hurry."]}
-DECISIONS = {"topic": TOPICS, "thing": THINGS, "tone": TONES, "when": URGENCIES}
-RUBRIC = """name: triage
+TOPICS = ("a late parcel", "a wrong invoice", "a broken lamp", "a new sofa", "an order of shirts", "a lost camera", "a returned coat", "a refund")
+PEOPLE = ("Anna", "Ben", "Clara", "David", "Emma", "Felix", "Greta", "Hugo", "Ida", "Jonas", "Karla", "Leo", "Mia", "Nils", "Olga", "Paul")
+RUBRIC = """name: style
 criteria:
   - {name: right, weight: 1, check: "credit.py:right"}
-  - {name: decided, scope: step, weight: 0.25, check: "credit.py:decided"}
+  - {name: decided, scope: step, weight: 0.125, check: "credit.py:decided"}
 """
 
 
-class Triage(Agent):
-    """Four decisions on a message, a call each."""
+class Letter(Agent):
+    """Four decisions on a letter, a call each."""
 
     input_names = ("text",)
 
     def __init__(self, parameters: Any = None, adapter: str = "lean") -> None:
         super().__init__(parameters, adapter)
         for name, choices in DECISIONS.items():
-            fields = {"text": (str, dspy.InputField()), name: (Literal[tuple(choices)], dspy.OutputField())}
+            fields = {"text": (str, dspy.InputField()), name: (Literal[choices], dspy.OutputField())}
             setattr(self, name, dspy.Predict(dspy.Signature(fields, f"Which {name}? {', '.join(choices)}.")))
 
     def solve(self, **inputs: Any) -> dspy.Prediction:
@@ -69,43 +69,22 @@ def decided(task: Any, prediction: dict[str, Any], rollout: Any) -> Any:
     return float(said.strip() == task.expected.get(name.strip()))
 
 
-def messages(seed: int, count: int = 300) -> list[dict[str, Any]]:
-    chosen, found = random.Random(seed), dict[str, dict[str, Any]]()
-    while len(found) < count:
-        labels = {name: chosen.choice(list(choices)) for name, choices in DECISIONS.items()}
-        thing, topic = chosen.choice(THINGS[labels["thing"]]), chosen.choice(TOPICS[labels["topic"]])
-        text = f"{chosen.choice(TONES[labels['tone']])} {topic.format(thing)}. {chosen.choice(URGENCIES[labels['when']])}"
-        found[text] = {"inputs": {"text": text}, "expected": labels}
-    return list(found.values())
-
-
-def prepared(seed: int, count: int, folder: Path) -> str:
-    """Writes rubric and messages, and warms the model up on so many of them; its name."""
+def prepare(seed: int, folder: Path) -> None:
+    """Writes rubric and letters."""
     (folder / "rubric.yaml").write_text(RUBRIC.replace("credit.py", __file__))
-    rows = messages(seed)
-    (folder / "messages.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    if not count:
-        return MODEL
-    labels = {row["inputs"]["text"]: row["expected"] for row in rows}
-
-    def answer(request: Any) -> str:
-        asked, system = request.messages[-1].parts[0].text, str(request.system)
-        name = next(name for name in DECISIONS if f"Which {name}?" in system)
-        return f"{name}: {labels[asked.removeprefix('text: ')][name]}"
-
-    assay.collect(f"{__file__}:Triage", rubric=str(folder / "rubric.yaml"), data=str(folder / "messages.jsonl"), lm=scripted_lm(answer), n=1,
-                  sizes={"train": count}, store=folder / "warm.db")  # fmt: skip
-    assay.export("sft", folder / "rows", store=folder / "warm.db", allow_ungated=True)
-    told = train_sft(folder / "rows", "warm", SFTConfig(model=MODEL, epochs=1, held_out=0.0, seed=seed), progress=Console())
-    return str(told.name)
+    chosen = random.Random(seed)
+    style = {name: chosen.choice(choices) for name, choices in DECISIONS.items()}
+    rows = [{"inputs": {"text": f"To {person}, about {topic}."}, "expected": style} for person in PEOPLE for topic in TOPICS]
+    (folder / "letters.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def one(scheme: str, seed: int, steps: int, model: str, tests: int, folder: Path) -> dict[str, Any]:
+def one(scheme: str, seed: int, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     clock = time.perf_counter()
+    given = {"steps": arguments.steps, "group": arguments.group, "learning_rate": arguments.rate, "sizes": {"test": arguments.test_size, "val": 2}}
     report = assay.train(
-        f"{__file__}:Triage", rubric=str(folder / "rubric.yaml"), data=str(folder / "messages.jsonl"), name=scheme.replace("_", "-"), model=model,
-        returns=scheme, seed=seed, steps=steps, tasks=4, group=4, learning_rate=3e-4, beta=0.0, outcome_weight=0.0, max_completion=12,
-        evaluate_every=0, sizes={"test": tests, "val": 2}, store=folder / f"{scheme}.db", progress=Console(),
+        f"{__file__}:Letter", rubric=str(folder / "rubric.yaml"), data=str(folder / "letters.jsonl"), name=scheme.replace("_", "-"), model=MODEL,
+        returns=scheme, seed=seed, tasks=2, beta=0.0, outcome_weight=0.0, max_completion=12, evaluate_every=0, store=folder / f"{scheme}.db",
+        progress=Console(), **given,
     )  # fmt: skip
     seconds, scores = time.perf_counter() - clock, list(report.curves["score"].values())
     ends = {
@@ -126,17 +105,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2, 3, 4])
     parser.add_argument("--schemes", nargs="+", default=["to_go", "episode", "step"])
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--warm-up", type=int, default=8, help="Right messages, four rows each; 0: none.")
-    parser.add_argument("--test-size", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--group", type=int, default=8, help="Rollouts of a task, two tasks a step.")
+    parser.add_argument("--rate", type=float, default=6e-4)
+    parser.add_argument("--test-size", type=int, default=12)
     arguments = parser.parse_args()
+    found: dict[str, list[dict[str, Any]]] = {scheme: [] for scheme in arguments.schemes}
     for seed in arguments.seeds:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
             os.environ["ASSAY_ADAPTERS"] = str(folder / "adapters")
-            model = prepared(seed, arguments.warm_up, folder)
+            prepare(seed, folder)
             for scheme in arguments.schemes:
-                print(json.dumps(one(scheme, seed, arguments.steps, model, arguments.test_size, folder)), flush=True)
+                found[scheme].append(one(scheme, seed, arguments, folder))
+                print(json.dumps(found[scheme][-1]), flush=True)
+    told = {
+        f"{scheme} against episode": {
+            name: compared([of(one) for one in found["episode"]], [of(one) for one in runs]) for name, of in MEASURES.items()
+        }
+        for scheme, runs in found.items()
+        if scheme != "episode" and "episode" in found and len(runs) > 1
+    }
+    print(json.dumps(told))
+
+
+MEASURES: dict[str, Callable[[dict[str, Any]], float]] = {
+    "area": lambda run: run["area"],
+    "greedy": lambda run: run["greedy"]["after"],
+    "sampled": lambda run: run["sampled"]["after"],
+}
+
+
+def compared(before: list[float], after: list[float]) -> dict[str, float]:
+    """The mean difference over seeds, with its interval by Student's t."""
+    apart = np.array(after) - np.array(before)
+    low, high = stats.t.interval(0.95, len(apart) - 1, loc=apart.mean(), scale=stats.sem(apart))
+    return {"mean": float(apart.mean()), "low": float(low), "high": float(high), "seeds": len(apart)}
 
 
 if __name__ == "__main__":
