@@ -3,7 +3,8 @@
     python benchmarks/credit.py [--seeds 0 1 2 3 4] [--steps 10]
 
 A letter is set by four decisions, each a call of its own with three choices. The house's style, another one for every seed, says which is
-right; nothing but the reward tells of it. A right decision earns an eighth, as step rewards of a rollout add up to a half at most. `step`
+right; nothing but the reward tells of it. Before, the model is warmed up on letters of any style, so that the choices are its own and not the
+grammar's. A right decision earns an eighth, as step rewards of a rollout add up to a half at most. `step`
 credits a call with its own reward, `to_go` with its own and the later ones, `episode` with all four. One line a run: score on sealed letters
 before and after, greedily and sampled, and the area under the curve of the training scores (the mean over the steps). The last line has the
 differences to `episode`, paired over the seeds.
@@ -25,7 +26,9 @@ from scipy import stats
 
 import assay
 from assay.cli.shared import Console
+from assay.optimizers.weights import SFTConfig, train_sft
 from assay.programs import Agent
+from assay.testing.fakes import scripted_lm
 
 MODEL = "embedded/smollm2-135m"
 DECISIONS = {
@@ -69,20 +72,36 @@ def decided(task: Any, prediction: dict[str, Any], rollout: Any) -> Any:
     return float(said.strip() == task.expected.get(name.strip()))
 
 
-def prepare(seed: int, folder: Path) -> None:
-    """Writes rubric and letters."""
+def prepared(seed: int, count: int, folder: Path) -> str:
+    """Writes rubric and letters, and warms the model up on so many letters of any style; its name."""
     (folder / "rubric.yaml").write_text(RUBRIC.replace("credit.py", __file__))
     chosen = random.Random(seed)
-    style = {name: chosen.choice(choices) for name, choices in DECISIONS.items()}
-    rows = [{"inputs": {"text": f"To {person}, about {topic}."}, "expected": style} for person in PEOPLE for topic in TOPICS]
-    (folder / "letters.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def style() -> dict[str, str]:
+        return {name: chosen.choice(choices) for name, choices in DECISIONS.items()}
+
+    house, texts = style(), [f"To {person}, about {topic}." for person in PEOPLE for topic in TOPICS]
+    asked = {text: style() for text in texts}
+    for file, wanted in (("letters", dict.fromkeys(texts, house)), ("any", asked)):
+        lines = [json.dumps({"inputs": {"text": text}, "expected": wanted[text]}) + "\n" for text in texts]
+        (folder / f"{file}.jsonl").write_text("".join(lines))
+
+    def answer(request: Any) -> str:
+        name = next(name for name in DECISIONS if f"Which {name}?" in str(request.system))
+        return f"{name}: {asked[request.messages[-1].parts[0].text.removeprefix('text: ')][name]}"
+
+    assay.collect(f"{__file__}:Letter", rubric=str(folder / "rubric.yaml"), data=str(folder / "any.jsonl"), lm=scripted_lm(answer), n=1,
+                  sizes={"train": count}, store=folder / "any.db")  # fmt: skip
+    assay.export("sft", folder / "rows", store=folder / "any.db", allow_ungated=True)
+    told = train_sft(folder / "rows", "warm", SFTConfig(model=MODEL, epochs=1, held_out=0.0, seed=seed), progress=Console())
+    return str(told.name)
 
 
-def one(scheme: str, seed: int, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def one(scheme: str, seed: int, model: str, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     clock = time.perf_counter()
     given = {"steps": arguments.steps, "group": arguments.group, "learning_rate": arguments.rate, "sizes": {"test": arguments.test_size, "val": 2}}
     report = assay.train(
-        f"{__file__}:Letter", rubric=str(folder / "rubric.yaml"), data=str(folder / "letters.jsonl"), name=scheme.replace("_", "-"), model=MODEL,
+        f"{__file__}:Letter", rubric=str(folder / "rubric.yaml"), data=str(folder / "letters.jsonl"), name=scheme.replace("_", "-"), model=model,
         returns=scheme, seed=seed, tasks=2, beta=0.0, outcome_weight=0.0, max_completion=12, evaluate_every=0, store=folder / f"{scheme}.db",
         progress=Console(), **given,
     )  # fmt: skip
@@ -107,7 +126,8 @@ def main() -> None:
     parser.add_argument("--schemes", nargs="+", default=["to_go", "episode", "step"])
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--group", type=int, default=8, help="Rollouts of a task, two tasks a step.")
-    parser.add_argument("--rate", type=float, default=6e-4)
+    parser.add_argument("--rate", type=float, default=3e-4)
+    parser.add_argument("--warm-up", type=int, default=16, help="Letters, four rows each.")
     parser.add_argument("--test-size", type=int, default=12)
     arguments = parser.parse_args()
     found: dict[str, list[dict[str, Any]]] = {scheme: [] for scheme in arguments.schemes}
@@ -115,9 +135,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             folder = Path(scratch)
             os.environ["ASSAY_ADAPTERS"] = str(folder / "adapters")
-            prepare(seed, folder)
+            model = prepared(seed, arguments.warm_up, folder)
             for scheme in arguments.schemes:
-                found[scheme].append(one(scheme, seed, arguments, folder))
+                found[scheme].append(one(scheme, seed, model, arguments, folder))
                 print(json.dumps(found[scheme][-1]), flush=True)
     told = {
         f"{scheme} against episode": {
