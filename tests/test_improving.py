@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import assay
-from assay.errors import Cancelled
+from assay.errors import Cancelled, Diverged
 from assay.models.adapters import list_adapters
 
 PROGRAM = """
@@ -63,6 +63,15 @@ def test_weights_that_the_gate_favours_are_kept_and_served(embedded: str, own_fo
     assert [adapter.name for adapter in list_adapters()] == ["up-1"]
     assert report.artifact is not None
     assert not (own_folder / ".assay" / "improve" / "up").exists()
+
+    def diverging(*_: Any, **__: Any) -> None:
+        raise Diverged("the loss was no number")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("assay.improving.train_sft", diverging)
+        down = assay.improve("turning.py:Turning", **{**job, "name": "down"})
+    assert down.steps == [{"step": "sft", "kept": False, "gate": None, "note": "the loss was no number"}]
+    assert down.artifact is not None  # of what there was
     words = [sys.executable, "-m", "assay", "run", str(report.artifact), "place=5 Main Street"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert "yes" in done.stdout, done.stderr

@@ -11,6 +11,7 @@ __all__ = [
     "Cancelled",
     "ConfigError",
     "DataError",
+    "Diverged",
     "MissingExtra",
     "ModelError",
     "OptimizerError",
@@ -54,6 +55,10 @@ class Unscored(AssayError):
 
 class ModelError(AssayError, RuntimeError):
     """A model cannot be found, fetched, verified or started."""
+
+
+class Diverged(ModelError):
+    """A training went where nothing can be kept of it; another one may do better."""
 
 
 class OptimizerError(AssayError, RuntimeError):

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from assay.api import compile as compile_program
 from assay.api import evaluate
 from assay.deployment.artifact import check_place, is_artifact
-from assay.errors import BudgetExceeded, ConfigError, DataError
+from assay.errors import BudgetExceeded, ConfigError, DataError, Diverged
 from assay.exporting import collect, export
 from assay.jobs import RunConfig, home_of, keep_artifact, load_rubric, open_job
 from assay.models.adapters import adapter_home, find_adapter, served_as
@@ -138,6 +138,7 @@ class _Improvement:
         for at, step in enumerate(order):
             if step != "prompts":
                 check_free(f"{self.name}-{at + 1}")
+                shutil.rmtree(adapter_home().parent / "training" / f"{self.name}-{at + 1}", ignore_errors=True)  # of another one, begun and left
         self._keep()
 
     def _settings(self, kind: type[T], given: Mapping[str, Any], what: str) -> T:
@@ -168,7 +169,7 @@ class _Improvement:
         before = (self.report.program, self.report.model)
         try:
             after = self._prompts(at) if step == "prompts" else self._weights(at, step)
-        except DataError as error:
+        except (DataError, Diverged) as error:
             told: dict[str, Any] = {"step": step, "kept": False, "gate": None, "note": str(error)}
         else:
             told = {"step": step, "program": after[0], "model": after[1], **self._gate(before, after)}

@@ -1,5 +1,6 @@
 """The users' line around the weight update in Python: `assay.train`. Joins program, rubric, data, policy and guards."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
@@ -132,7 +133,8 @@ def _retained(given: Sequence[Retained | str], program: str, data: str) -> list[
 def _title(program: str, data: str, taken: Sequence[str]) -> str:
     """The shortest name that no other bench has."""
     short = program.rpartition(":")[2]
-    return next(name for name in (short, f"{short} on {data}", f"{program} on {data}") if name not in taken)
+    names = itertools.chain((short, f"{short} on {data}", f"{program} on {data}"), (f"{program} on {data} ({at})" for at in itertools.count(2)))
+    return next(name for name in names if name not in taken)
 
 
 def compare(
@@ -173,8 +175,7 @@ def train_offline(
     """
     if ignored := sorted(ROLLOUTS_ONLY & options.keys()):
         raise ConfigError(f"{', '.join(ignored)} would have no effect: an export brings its tasks and rewards, and nothing is run")
-    if "temperature" not in options:
-        options["temperature"] = export_temperature(export)
+    options["temperature"] = export_temperature(export, options.get("temperature"))
     settings = PolicyConfig(algorithm=algorithm, **options)
     return train_policy(Recorded(export, settings), name, settings, resume=resume, progress=progress)
 

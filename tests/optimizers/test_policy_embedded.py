@@ -190,6 +190,8 @@ def test_exports_with_nothing_to_learn_from_are_refused(
     unsaid = rewritten(tmp_path / "rows", tmp_path / "unsaid", lambda row: {**row, "input": without_temperature(row["input"])})
     with pytest.raises(ConfigError, match="do not say at which temperature"):
         train_offline(unsaid, name="unsaid", model=embedded, **small)
+    with pytest.raises(ConfigError, match=r"was sampled at temperature 1, not at 0\.5"):
+        train_offline(tmp_path / "rows", name="other", model=embedded, temperature=0.5, **small)
     with pytest.raises(ConfigError, match="forget, step_weight would have no effect"):
         train_offline(tmp_path / "rows", name="x", model=embedded, step_weight=0.0, forget=0.5)
     broken = rewritten(tmp_path / "rows", tmp_path / "broken", lambda row: {**row, "return": "much", "reward": None})

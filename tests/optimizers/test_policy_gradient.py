@@ -225,6 +225,8 @@ def test_alarms_name_the_cure_once() -> None:
     assert "Raise --beta" in watch.alarms["entropy"]
     assert "harder tasks" in watch.alarms["flat"]
     assert watch.see(8, {"entropy": 0.1}) == []
+    assert "ever less to learn from" in seen(reward_std=[0.4, 0.4, 0.4, 0.05, 0.05, 0.05], score=[0.3] * 6).alarms["deviation"]
+    assert not seen(reward_std=[0.4, 0.4, 0.4, 0.05, 0.05, 0.05], score=[0.95] * 6).alarms
     assert not seen(entropy=[1.0, 0.9, 0.8, 0.7, 0.6], flat_groups=[0.5] * 5, score=[0.3] * 5, kl=[0.01] * 5).alarms
 
 

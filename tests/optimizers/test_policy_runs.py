@@ -16,7 +16,7 @@ import pytest
 
 import assay
 from assay.datasets import Task
-from assay.errors import BudgetExceeded, Cancelled, ConfigError, DataError, ModelError
+from assay.errors import BudgetExceeded, Cancelled, ConfigError, DataError, Diverged, ModelError
 from assay.models import Caps, Meter, with_recording
 from assay.optimizers import Session, Student
 from assay.optimizers.weights.config import PolicyConfig
@@ -175,6 +175,19 @@ def test_what_is_looked_at_can_be_stopped_and_does_not_hang(tiny_model: Path) ->
 
 
 @pytest.mark.slow
+def test_a_rubric_that_watches_may_hang(tiny_model: Path) -> None:
+    hung = threading.Event()
+    config = PolicyConfig(**{**SMALL, "model": str(tiny_model), "steps": 1, "evaluate_every": 0, "rollout_timeout_s": 3.0})
+    begun = source(str(tiny_model), config)
+    begun.watching = assay.Rubric("watches", [assay.Criterion(name="hangs", check=lambda task, prediction, rollout: float(hung.wait(60)))])
+    report = train_policy(begun, "watched", config)
+    assert not hung.is_set()
+    hung.set()
+    assert report.steps == 1
+    assert "watched" not in report.curves
+
+
+@pytest.mark.slow
 def test_a_cap_ends_a_training_with_a_checkpoint(tiny_model: Path) -> None:
     config = PolicyConfig(**{**SMALL, "model": str(tiny_model), "evaluate_every": 0, "save_every": 4})
     begun = source(str(tiny_model), config)
@@ -205,9 +218,9 @@ def test_what_goes_on_is_the_same_training(tiny_model: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lost_from", [1, 2])
-def test_weights_that_forgot_too_much_are_not_kept(tiny_model: Path, lost_from: int) -> None:
-    config = PolicyConfig(**{**SMALL, "model": str(tiny_model), "evaluate_every": 1})
+@pytest.mark.parametrize(("lost_from", "every"), [(1, 1), (2, 1), (1, 100)], ids=["at once", "later", "seen at the end alone"])
+def test_weights_that_forgot_too_much_are_not_kept(tiny_model: Path, lost_from: int, every: int) -> None:
+    config = PolicyConfig(**{**SMALL, "model": str(tiny_model), "evaluate_every": every})
     begun = source(str(tiny_model), config)
     looks: list[str] = []
 
@@ -217,8 +230,10 @@ def test_weights_that_forgot_too_much_are_not_kept(tiny_model: Path, lost_from: 
 
     session = dataclasses.replace(begun.bench.session, rubric=assay.Rubric("other", [assay.Criterion(name="other", check=other)]))
     kept = Bench("other", Student(TwoCalls(), session, adapter="lean"), session, begun.bench.val, begun.bench.test, trained=False)
+    with pytest.raises(ConfigError, match="0 is never"):
+        train_policy(begun, "forgets", dataclasses.replace(config, evaluate_every=0), retained=[kept])
     if lost_from == 1:
-        with pytest.raises(ModelError, match=r"other lost 1.000, and 0.1 may be lost.* none are kept"):
+        with pytest.raises(Diverged, match=r"other lost 1.000, and 0.1 may be lost.* none are kept"):
             train_policy(begun, "forgets", config, retained=[kept])
         return
     report = train_policy(begun, "forgets", config, retained=[kept])

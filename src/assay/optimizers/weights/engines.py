@@ -3,12 +3,13 @@ batches (transformers on CPU and GPU, vLLM). Programs call it as any language mo
 
 import contextvars
 import copy
+import functools
 import itertools
 import shutil
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from assay.models.lm import NOT_KNOWN, lm_over
 from assay.models.lora import write_gguf
 from assay.optimizers.session import Session, Student
 
-__all__ = ["LlamaPolicy", "PolicyEngine", "Run", "TrainerPolicy", "serve"]
+__all__ = ["Crew", "LlamaPolicy", "PolicyEngine", "Run", "TrainerPolicy", "serve"]
 
 Run = tuple[Student, Task]
 _LOOK_S = 0.1  # between looks at the clock while rollouts run
@@ -69,19 +70,19 @@ class PolicyEngine(ABC):
         """Frees what it holds."""
 
 
-class _Crew:
-    """Runs in daemon threads, so many at a time. One that hangs keeps its thread, and nobody waits for it."""
+class Crew:
+    """Calls in daemon threads, so many at a time. One that hangs keeps its thread, and nobody waits for it."""
 
-    def __init__(self, runs: Sequence[Run], session: Session, size: int, timeout_s: float) -> None:
-        self.session, self.timeout_s = session, timeout_s
-        self.left = list(reversed(list(enumerate(runs))))
+    def __init__(self, calls: Sequence[Callable[[], Any]], size: int, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.left = list(reversed(list(enumerate(calls))))
         self.results: dict[int, Any] = {}
         self.errors: list[BaseException] = []
         self.began: dict[int, float] = {}
         self.given_up: set[int] = set()
-        self.count = len(runs)
+        self.count = len(calls)
         self.changed = threading.Condition()
-        self.size = min(size, len(runs))
+        self.size = min(size, len(calls))
 
     def start(self) -> None:
         for _ in range(self.size):
@@ -95,13 +96,12 @@ class _Crew:
             with self.changed:
                 if not self.left or self.errors:
                     return
-                at, (student, task) = self.left.pop()
+                at, call = self.left.pop()
                 self.began[at] = time.monotonic()
             _place.set(at)
             found, error = None, None
             try:
-                with self.session.context():
-                    found = student(**dict(task.inputs))
+                found = call()
             except BaseException as failure:  # it belongs to whoever waits
                 error = failure
             with self.changed:
@@ -145,8 +145,30 @@ class _Crew:
     def ordered(self) -> list[Any | None]:
         return [self.results[at] for at in range(self.count)]
 
+    def finished(self, stop: threading.Event | None) -> list[Any | None]:
+        """Starts all and waits: what they gave, in their order, None where one took longer than `timeout_s`.
+
+        Raises:
+            Cancelled: `stop` was set.
+        """
+        self.start()
+        with self.changed:
+            while True:
+                self.look(stop)
+                if self.done:
+                    return self.ordered()
+                self.changed.wait(_LOOK_S)
+
 
 _place: contextvars.ContextVar[int] = contextvars.ContextVar("assay_place", default=0)
+
+
+def _calls(runs: Sequence[Run], session: Session) -> list[Callable[[], Any]]:
+    def call(student: Student, task: Task) -> Any:
+        with session.context():
+            return student(**dict(task.inputs))
+
+    return [functools.partial(call, *run) for run in runs]
 
 
 def serve(trainer: Any, backend: PolicyBackend, folder: Path, number: int) -> Path:
@@ -179,14 +201,7 @@ class LlamaPolicy(PolicyEngine):
         self._served = out
 
     def play(self, runs: Sequence[Run], session: Session) -> list[Any | None]:
-        crew = _Crew(runs, session, session.threads, self.timeout_s)
-        crew.start()
-        with crew.changed:
-            while True:
-                crew.look(self.stop)
-                if crew.done:
-                    return crew.ordered()
-                crew.changed.wait(_LOOK_S)
+        return Crew(_calls(runs, session), session.threads, self.timeout_s).finished(self.stop)
 
     def greedy(self) -> AbstractContextManager[None]:
         return self.backend.greedy()
@@ -225,7 +240,7 @@ class TrainerPolicy(PolicyEngine):
     def play(self, runs: Sequence[Run], session: Session) -> list[Any | None]:
         from assay.optimizers.weights.trainer import over_ranks
 
-        crew, desk = _Crew(runs, session, len(runs), self.timeout_s), self.backend
+        crew, desk = Crew(_calls(runs, session), len(runs), self.timeout_s), self.backend
         desk.open(crew)
         crew.start()
         while True:
@@ -311,7 +326,7 @@ class _Desk:
     def __deepcopy__(self, memo: object) -> "_Desk":
         return self
 
-    def open(self, crew: _Crew) -> None:
+    def open(self, crew: Crew) -> None:
         self.crew, self.waiting = crew, []
 
     def taken(self) -> list[_Question]:

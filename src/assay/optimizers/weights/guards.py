@@ -50,6 +50,12 @@ class Watch:
         clipped = self.last("clip_ratio/region_mean", _RUN)
         if len(clipped) == _RUN and min(clipped) > 0.2:
             found["clip"] = f"{100 * clipped[-1]:.0f} % of the tokens are clipped: the policy moves too fast. Lower --learning-rate or --iterations"
+        apart, first = self.last("reward_std", _RUN), [v for _, v in sorted(self.curves.get("reward_std", {}).items())[:_RUN]]
+        if len(apart) == _RUN and len(self.curves["reward_std"]) > _RUN and max(apart) < 0.2 * float(np.mean(first)) and not self._done():
+            found["deviation"] = (
+                f"the deviation of the rewards has fallen from {np.mean(first):.3f} to {apart[-1]:.3f}: there is ever less to learn from. Take "
+                "other tasks, raise --temperature or --group, or give the rubric grades between 0 and 1"
+            )
         flat = self.last("flat_groups", _RUN)
         if len(flat) == _RUN and min(flat) >= 0.75:
             reward = self.last("score", 1)[-1] if self.last("score", 1) else math.nan
@@ -59,7 +65,7 @@ class Watch:
                 "or --temperature"
             )
         distinct = self.last("distinct", _RUN)
-        if len(distinct) == _RUN and max(distinct) < 0.3 and min(self.last("score", _RUN) or [1.0]) < 0.9:
+        if len(distinct) == _RUN and max(distinct) < 0.3 and not self._done():
             found["distinct"] = f"only {100 * distinct[-1]:.0f} % of a group's answers are different ones: raise --temperature, --beta or --group"
         kl = self.last("kl", _RUN)
         if len(kl) == _RUN and min(kl) > 0.5:
@@ -78,6 +84,10 @@ class Watch:
                 "mend its criteria"
             )
         return found
+
+    def _done(self) -> bool:
+        """Whether the score is near its top, where all rollouts are alike for a good reason."""
+        return min(self.last("score", _RUN) or [1.0]) >= 0.9
 
     def _moves(self, name: str) -> float:
         """1 where a curve rises beyond chance (Spearman's rank correlation with the step, 5 %), -1 where it falls, 0 otherwise."""

@@ -15,6 +15,7 @@ from assay.optimizers.weights.base import Policy, tokenizer_sha
 from assay.optimizers.weights.config import PolicyConfig
 from assay.optimizers.weights.data import checked_manifest
 from assay.optimizers.weights.rows import Row, Tally, Trajectory, spells, stored_transition, trajectory_of
+from assay.optimizers.weights.work import rank
 from assay.traces import Rollout, Transition
 from assay.traces.dialects import chat_messages
 
@@ -45,7 +46,6 @@ class Recorded:
         for one in self.rollouts.values():
             if one.id in self.credit.advantages:
                 kept[one.group_id].append(one.id)
-        self.tally.left_out["rollouts of groups without spread"] += len(self.rollouts) - len(self.credit.advantages)
         self.groups = [members for members in kept.values() if members]
         self.items = len(self.groups)
         self.trajectories: dict[str, Trajectory] = {}
@@ -98,6 +98,7 @@ class Recorded:
             DataError: the tokens are another tokenizer's, or no call can be trained on.
         """
         self._check_tokenizer(policy)
+        self.tally.left_out = Counter({"rollouts of groups without spread": len(self.rollouts) - len(self.credit.advantages)})  # anew at --resume
         stored, unknown = list[Row](), list[Row]()
         ours = (spec(policy.embedded).sha256, tuple(one.sha256 for one in policy.merged)) if policy.embedded else None
         strange = Counter[bool]()
@@ -126,6 +127,8 @@ class Recorded:
             raise DataError(f"{strange[True]} of {strange.total()} calls have tokens that do not spell their text: they are another tokenizer's")
         if not stored and not unknown:
             raise DataError(f"{self.folder} has no call to train on: {dict(self.tally.left_out)}")
+        if rank():  # every process reads all of the export
+            self.tally.left_out.clear()
         return self._behaviour(trainer, stored, unknown)
 
     def _check_tokenizer(self, policy: Policy) -> None:
@@ -175,20 +178,24 @@ class Recorded:
         return Batch(rows, metrics={**told, "rows": float(len(rows))})
 
 
-def export_temperature(folder: str | Path) -> float:
-    """The temperature that all calls of a transitions export were sampled at.
+def export_temperature(folder: str | Path, said: float | None = None) -> float:
+    """The temperature that all calls of a transitions export were sampled at: as it is said where the calls do not say it.
 
     Raises:
-        ConfigError: they were sampled at several, or nothing says at which.
+        ConfigError: they were sampled at several, at another one than is said, or nothing says at which.
     """
     found = Counter[float | None]()
     with open(Path(folder) / "data.jsonl", "rb") as file:
         for line in file:
             request = stored_transition(orjson.loads(line)).request
             found[request.get("config", request.get("body", {})).get("temperature")] += 1
-    if unsaid := found.pop(None, 0):
+    unsaid = found.pop(None, 0)
+    if unsaid and said is None:
         raise ConfigError(f"{unsaid} calls of {folder} do not say at which temperature they were sampled: say it with --temperature")
     if len(found) > 1:
         told = ", ".join(f"{count} at {value:g}" for value, count in sorted(found.items()))
         raise ConfigError(f"{folder} was sampled at several temperatures ({told}): export them apart, one policy has one temperature")
-    return float(next(iter(found), None) or 0.0)
+    known = next(iter(found), said)
+    if said is not None and known != said:
+        raise ConfigError(f"{folder} was sampled at temperature {known:g}, not at {said:g}: the ratio would be to a policy that there never was")
+    return float(known or 0.0)

@@ -1,12 +1,11 @@
 """Rows for a policy gradient from rollouts that are made now: programs run under the weights as they are, and are scored at once."""
 
-import contextvars
+import functools
 import json
 import math
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import dspy
@@ -14,11 +13,11 @@ import numpy as np
 
 from assay.datasets import Task
 from assay.datasets.tasks import content_hash
-from assay.errors import ModelError, Unscored
+from assay.errors import Diverged, Unscored
 from assay.optimizers.weights.advantages import ValueMemory, assign_credit
 from assay.optimizers.weights.base import Policy
 from assay.optimizers.weights.config import PolicyConfig
-from assay.optimizers.weights.engines import PolicyEngine, Run
+from assay.optimizers.weights.engines import Crew, PolicyEngine, Run
 from assay.optimizers.weights.rows import Tally, Trajectory, trajectory_of
 from assay.optimizers.weights.validation import Bench
 from assay.programs import program_version
@@ -67,7 +66,7 @@ class Rollouts:
         batch = self._trajectories(found, trainer._tokenizer)
         world = over_ranks([one.without_rows() for one in batch])
         if not world:
-            raise ModelError(f"no rollout of a whole step could be scored: {dict(self.tally.left_out)}")
+            raise Diverged(f"no rollout of a whole step could be scored: {dict(self.tally.left_out)}")
         self.prompts = [chat_messages(one._rollout.transitions[0].request) for one in found if one is not None and one._rollout.transitions][:4]
         credit = assign_credit(world, self.config, self.memory)
         rows, flat = credit.given_to(batch, self.tally.left_out)
@@ -102,7 +101,7 @@ class Rollouts:
         return kept
 
     def _watched(self, found: Sequence[Any]) -> list[float]:
-        """Scores of the rollouts by the rubric that is not trained on; NaN where it could not decide."""
+        """Scores of the rollouts by the rubric that is not trained on; NaN where it could not decide, or took too long."""
         session, watching = self.bench.session, self.watching
         assert watching is not None
 
@@ -112,9 +111,10 @@ class Rollouts:
                 return math.nan
             return watching.score(task, getattr(prediction, "_failed", None) or prediction, prediction._rollout).value
 
-        with session.context(), ThreadPoolExecutor(session.threads) as pool:
-            waiting = [pool.submit(contextvars.copy_context().run, score, prediction) for prediction in found if prediction is not None]
-            return [one.result() for one in waiting]
+        with session.context():
+            calls = [functools.partial(score, prediction) for prediction in found if prediction is not None]
+            scores = Crew(calls, session.threads, self.config.rollout_timeout_s).finished(self.engine.stop)
+        return [math.nan if one is None else one for one in scores]
 
     def _sample(self, step: int, found: Sequence[Any], advantages: Mapping[str, list[float]]) -> None:
         """Keeps one rollout of every so many steps, and of the last, as it was, for people."""

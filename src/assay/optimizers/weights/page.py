@@ -73,7 +73,8 @@ def _sections(curves: Mapping[str, Any]) -> list[tuple[str, str, list[str]]]:
         return [name for name in sorted(curves) if name.startswith(prefixes)]
 
     wanted = [
-        ("Reward", "Mean return of the rollouts, their scores by the rubric, and by one that only watches", ["reward", "score", "watched"]),
+        ("Reward", "Mean return of the rollouts and its deviation, their scores by the rubric, and by one that only watches",
+         ["reward", "reward_std", "score", "watched"]),
         ("Held out", "Tasks of val, greedily and sampled, and what was to be retained", begun("held_out_", "retained_")),
         ("Reward by criterion", "Mean grade", begun("criteria/")),
         ("Reward by turn", "Mean reward of the n-th call; the last one holds the score", begun("turn_reward/")),
@@ -115,7 +116,9 @@ def in_numbers(modes: Mapping[str, Any]) -> list[Sequence[str]]:
             grades = (before["criteria"].get(name), after["criteria"].get(name))
             rows.append((f"{mode}: {name}", *map(_number, grades), interval(found["criteria"].get(name))))
         kinds = after["task_types"] if len(after["task_types"]) > 1 else ()
-        rows += [(f"{mode}: on {kind}", _number(before["task_types"].get(kind)), _number(after["task_types"][kind]), "") for kind in kinds]
+        for kind in kinds:
+            scores = (before["task_types"].get(kind), after["task_types"][kind])
+            rows.append((f"{mode}: on {kind}", *map(_number, scores), interval(found["task_types"].get(kind))))
         for name in ("valid_calls", "parsed", "tokens_per_task"):
             rows.append((f"{mode}: {name.replace('_', ' ')}", _number(before[name]), _number(after[name]), ""))
     return rows

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from assay.errors import Cancelled, DataError, MissingExtra, ModelError, StopRun
+from assay.errors import Cancelled, ConfigError, DataError, Diverged, MissingExtra, StopRun
 from assay.models.adapters import keep_adapter, list_adapters, served_as
 from assay.optimizers.session import Progress
 from assay.optimizers.weights.base import Policy, fast_bf16, lean_head, load_policy, lora_of, quiet, tokenizer_sha
@@ -88,10 +88,13 @@ def train_policy(
         retained: other programs or tasks, looked at along the way: a loss of more than `config.forget` stops training. Their sessions
             must run on the `lm` of the source's engine.
     Raises:
-        DataError: too few tasks, or nothing to learn from. ConfigError: there is an adapter of this name, or nothing to resume.
-        Cancelled: a signal came; a checkpoint was written. ModelError: the loss was no number before there was any checkpoint, or
-            memory or disk ran out.
+        DataError: too few tasks, or nothing to learn from. ConfigError: there is an adapter of this name, nothing to resume, or
+            something to be retained that is never looked at.
+        Cancelled: a signal came; a checkpoint was written. Diverged: the loss was no number before there was any checkpoint, or too
+            much was forgotten. ModelError: memory or disk ran out.
     """
+    if retained and not config.evaluate_every:
+        raise ConfigError("what is to be retained is looked at every --evaluate-every steps, and 0 is never: give a number of steps")
     if source.items < config.tasks:
         raise DataError(f"{source.items} {source.of_what} to train on, and a step takes {config.tasks}: give more data, or lower --tasks")
     job = {**asdict(config), "name": name, **source.job, "retained": [job_of(one, [*one.val, *one.test]) for one in retained]}
@@ -152,7 +155,7 @@ class _Training:
                 restored(trainer.model, self.work / "best")
                 self.report.best_step = self.best[1]
             elif self.forgot:
-                raise ModelError(f"{self.report.stopped}. No weights of an earlier look are within it, so none are kept")
+                raise Diverged(f"{self.report.stopped}. No weights of an earlier look are within it, so none are kept")
             self._validate(trainer)
         self.report.curves, self.report.converged = {name: dict(curve) for name, curve in self.watch.curves.items()}, self.watch.converged
         self.report.alarms = list(self.watch.alarms.values())
@@ -222,8 +225,8 @@ class _Training:
                 if mine.diverged:
                     control.should_training_stop, control.should_save = True, False
                     return
-                every = mine.config.evaluate_every
-                if every and state.global_step and state.global_step % every == 0 and not mine._look(self.trainer, state.global_step):
+                every, step = mine.config.evaluate_every, state.global_step
+                if every and step and (step % every == 0 or step == state.max_steps) and not mine._look(self.trainer, step):
                     control.should_training_stop = True
 
             def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -1,4 +1,5 @@
-"""TRL's GRPOTrainer on the LM calls of agents: one method overridden, and one that trims padding. Imports torch and TRL.
+"""TRL's GRPOTrainer on the LM calls of agents: one method overridden, and one that trims padding and keeps means those of real rows.
+Imports torch and TRL.
 
 Stock GRPO trains on one completion a rollout. Here `collect` gives the rows of a batch of rollouts, one an LM call and as many as there
 were, each with its advantage; loss, clipping, KL, optimizer, checkpoints and trackers are TRL's. On rollouts of one call it is stock GRPO.
@@ -102,7 +103,8 @@ class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
         """Without the columns that are padding in all rows of this part: TRL pads all parts to the longest row of the whole, and one
-        answer that ran on would cost as much as all others together. The loss is the same."""
+        answer that ran on would cost as much as all others together. The loss is TRL's; where it is a mean over rows, blank ones do not count
+        and those of flat groups do."""
         trimmed, known = _trimmed(inputs), {name: len(values) for name, values in self._metrics["train"].items()}
         width = trimmed["prompt_ids"].size(1) + trimmed["completion_ids"].size(1)
         plain = model.device.type == "cpu" and width <= _SHORT and not self.args.gradient_checkpointing  # which works out again, out of here

@@ -48,10 +48,15 @@ def told(found: Evaluation) -> dict[str, Any]:
 
 
 def compared(before: Evaluation, after: Evaluation) -> dict[str, Any]:
-    """`before`, `after`, and the paired `gain` of the score and of each criterion."""
+    """`before`, `after`, and the paired `gain` of the score, of each criterion (`criteria`) and of each task type (`task_types`)."""
     grades: dict[str, Any] = {}
     for name in before.criteria():
         pair = [{task: result.grades.get(name, math.nan) for task, result in found.results.items()} for found in (before, after)]
         grades[name] = paired_gain(*pair).to_dict()
+    kinds = {
+        kind: paired_gain(*({task: score for task, score in found.scores.items() if found.task_types[task] == kind} for found in (before, after)))
+        for kind in sorted(set(before.task_types.values()) & set(after.task_types.values()))
+    }
     gain: Mapping[str, Any] = paired_gain(before.scores, after.scores).to_dict()
-    return {"before": told(before), "after": told(after), "gain": gain, "criteria": grades}
+    by_kind = {kind: one.to_dict() for kind, one in kinds.items()}
+    return {"before": told(before), "after": told(after), "gain": gain, "criteria": grades, "task_types": by_kind}

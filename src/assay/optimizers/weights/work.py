@@ -13,7 +13,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from assay.errors import AssayError, ConfigError, MissingExtra, ModelError
+from assay.errors import AssayError, ConfigError, Diverged, MissingExtra, ModelError
 from assay.models.adapters import Adapter, adapter_home, check_name, served_as
 from assay.models.embedded import LlamaBackend
 from assay.optimizers.weights.base import Policy
@@ -117,7 +117,7 @@ def last_good(trainer: Any, work: Path, step: int) -> tuple[str, int]:
     """Puts the weights of the last good checkpoint back after a loss that was no number; what is to be said of it, and its step."""
     found = sorted((work / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
     if not found:
-        raise ModelError(f"the loss was no number at step {step}, before any checkpoint: lower --learning-rate")
+        raise Diverged(f"the loss was no number at step {step}, before any checkpoint: lower --learning-rate")
     good = Path(trainer.state.best_model_checkpoint or found[-1])
     restored(trainer.model, good)
     told = f"the loss was no number at step {step}; the weights are those of {good.name}. A lower --learning-rate may go on"
@@ -162,7 +162,7 @@ def ready() -> Iterator[None]:
     except Exception as error:  # safetensors and tokenizers raise kinds of their own where a file cannot be written
         text = str(error)
         if isinstance(error, MemoryError) or "out of memory" in text.lower() or "can't allocate memory" in text.lower():
-            raise ModelError("memory ran out: lower --max-length first, then --batch (of sft) or --micro, then --rank") from error
+            raise ModelError("memory ran out: lower --micro (of sft: --batch to 2 or 1), then --max-length, then --rank") from error
         if _disk_is_full(error):
             raise ModelError(f"the disk is full ({text[:200]}). The last whole checkpoint stands: make room, and add --resume") from error
         raise
