@@ -207,8 +207,8 @@ def test_what_llama_cpp_could_not_serve_is_not_kept(embedded: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("failure", "said"),
     [
-        (MemoryError(), "memory ran out: lower --max-length first"),
-        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), "memory ran out: lower --max-length first"),
+        (MemoryError(), "memory ran out: lower --micro"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), "memory ran out: lower --micro"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), "memory ran out"),
         (OSError(errno.ENOSPC, "No space left on device"), "the disk is full.*The last whole checkpoint stands"),
         (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0"), "the disk is full"),
