@@ -157,10 +157,13 @@ MEASURES: dict[str, Callable[[dict[str, Any]], float]] = {
 
 
 def compared(before: list[float], after: list[float]) -> dict[str, float]:
-    """The mean difference over seeds, with its interval by Student's t."""
+    """The mean difference over seeds, with its interval by Student's t; none where all seeds differ alike."""
     apart = np.array(after) - np.array(before)
+    told = {"mean": float(apart.mean()), "seeds": len(apart)}
+    if not np.ptp(apart):
+        return told
     low, high = stats.t.interval(0.95, len(apart) - 1, loc=apart.mean(), scale=stats.sem(apart))
-    return {"mean": float(apart.mean()), "low": float(low), "high": float(high), "seeds": len(apart)}
+    return {**told, "low": float(low), "high": float(high)}
 
 
 if __name__ == "__main__":
