@@ -91,15 +91,11 @@ def train(
     if rank():  # processes that train together each write a store of their own
         store = home_of(store) / f"rank-{rank()}" / "assay.db"
     settings = PolicyConfig(algorithm=algorithm, **{key: options.pop(key) for key in list(options) if key in _OURS and key != "algorithm"})
-    parameters = {**options.pop("parameters", {}), "temperature": settings.temperature}
-    common: dict[str, Any] = {
-        "model": settings.model, "seed": settings.seed, "cache": False, "name": name, "settings": repr(settings), **options,
-    }  # fmt: skip
-    judge, others = common.get("judge_model"), _retained(retain, str(program), data)
+    judge, parameters = options.get("judge_model"), {**options.pop("parameters", {}), "temperature": settings.temperature}
+    common = {"model": settings.model, "seed": settings.seed, "cache": False, "name": name, "settings": repr(settings), **options}
+    others = _retained(retain, str(program), data, judge, settings.model)
     measure = independent(rubric, judge, settings.model, forced=judged_by_itself)
     watching = independent(watch, judge, settings.model) if watch is not None else None
-    for one in others:
-        independent(one.rubric, judge, settings.model)
     engine, titles = _engine(settings), list[str]()
     with ExitStack() as opened:
 
@@ -114,19 +110,20 @@ def train(
             return Bench(titles[-1], job.student, job.session, job.splits.val, job.splits.unseal(), trained), job
 
         main, job = bench(program, measure, data, parameters, True)
-        sampled = {"temperature": settings.temperature}
-        kept = [bench(one.program, one.rubric, one.data, sampled, False)[0] for one in others]
+        kept = [bench(one.program, one.rubric, one.data, {"temperature": settings.temperature}, False)[0] for one in others]
         watcher = load_rubric(watching, judge_lm=job.session.judge_lm) if watching is not None else None
         source = Rollouts(main, job.splits.train, settings, engine, watching=watcher)
         return train_policy(source, name, settings, retained=kept, resume=resume, progress=shown)
 
 
-def _retained(given: Sequence[Retained | str], program: str, data: str) -> list[Retained]:
-    """What is to be retained, each once, and none of it what is trained on."""
+def _retained(given: Sequence[Retained | str], program: str, data: str, judge: str | None, model: str) -> list[Retained]:
+    """What is to be retained, each once, none of it what is trained on, and none judged by the model in training."""
     others = [Retained.read(part) if isinstance(part, str) else part for part in given]
     named = [(program, data), *((one.program, one.data) for one in others)]
     if twice := [name for at, name in enumerate(named) if name in named[:at]]:
         raise ConfigError(f"{twice[0][0]} on {twice[0][1]} is named twice: once is enough, and what is trained on is no retained task")
+    for one in others:
+        independent(one.rubric, judge, model)
     return others
 
 

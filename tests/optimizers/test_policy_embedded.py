@@ -190,6 +190,8 @@ def test_exports_with_nothing_to_learn_from_are_refused(
     unsaid = rewritten(tmp_path / "rows", tmp_path / "unsaid", lambda row: {**row, "input": without_temperature(row["input"])})
     with pytest.raises(ConfigError, match="do not say at which temperature"):
         train_offline(unsaid, name="unsaid", model=embedded, **small)
+    with pytest.raises(DataError, match="is no export"):
+        train_offline(tmp_path / "nowhere", name="other", model=embedded, **small)
     with pytest.raises(ConfigError, match=r"was sampled at temperature 1, not at 0\.5"):
         train_offline(tmp_path / "rows", name="other", model=embedded, temperature=0.5, **small)
     with pytest.raises(ConfigError, match="forget, step_weight would have no effect"):

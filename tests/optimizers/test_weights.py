@@ -167,7 +167,7 @@ def test_an_adapter_is_kept_whole_served_by_name_and_held_to_its_place(embedded:
 
 
 @pytest.mark.model
-def test_two_merged_models_are_in_memory_at_once_and_the_others_come_back(embedded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_merged_models_are_in_memory_at_once_and_the_others_come_back(embedded: str, tmp_path: Path) -> None:
     lms = []
     for number in range(4):
         keep_adapter(f"no{number}", lora(tmp_path / str(number), scale=0.001 * (1 + number)), base="smollm2-135m")

@@ -182,8 +182,9 @@ def export_temperature(folder: str | Path, said: float | None = None) -> float:
     """The temperature that all calls of a transitions export were sampled at: as it is said where the calls do not say it.
 
     Raises:
-        ConfigError: they were sampled at several, at another one than is said, or nothing says at which.
+        ConfigError: they were sampled at several, at another one than is said, or nothing says at which. DataError: it is no such export.
     """
+    checked_manifest(Path(folder), "transitions")
     found = Counter[float | None]()
     with open(Path(folder) / "data.jsonl", "rb") as file:
         for line in file:
