@@ -76,6 +76,7 @@ class CollectConfig(RunConfig):
     n: int = 8
     split: str = "train"
     over: Sequence[Mapping[str, Any]] = ()
+    untruncated: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,6 +117,7 @@ def collect(
     n: int = 8,
     split: str = "train",
     over: Sequence[Mapping[str, Any]] = (),
+    untruncated: bool = False,
     lm: dspy.LM | None = None,
     store: str | Path | None = None,
     resume: bool = False,
@@ -130,11 +132,13 @@ def collect(
     Args:
         split: `train` or `val`; the others are sealed from training.
         over: agent parameters that the rollouts of a task take in turn: `[{"temperature": 0.3}, {"temperature": 1.0}]`.
+        untruncated: samples from the whole distribution (`top_p=1`), of which the log-probabilities that are kept are. A policy gradient
+            on the export wants that; engines leave unlikely tokens out by default, and fewer rollouts fail for it.
         options: the fields of `RunConfig`.
     Raises:
         AssayError: what was wrong, which rule, what to do.
     """
-    config = CollectConfig.of(program, rubric, data, lm, n=n, split=split, over=tuple(over), **options)
+    config = CollectConfig.of(program, rubric, data, lm, n=n, split=split, over=tuple(over), untruncated=untruncated, **options)
     assert isinstance(config, CollectConfig)
     shown = progress or Progress()
     evaluation, stopped, kept = Evaluation(), None, 0
@@ -142,6 +146,8 @@ def collect(
         tasks = getattr(job.splits, split)
         job.session.know(tasks, split)
         done = _finished(job) if resume else set()
+        if untruncated:
+            job.session.lm = job.session.lm.copy(top_p=1.0)
         try:
             with job.session.phase("collect"):
                 for sample in range(n):

@@ -22,7 +22,7 @@ from assay.optimizers.weights.page import interval
 from assay.optimizers.weights.validation import compared
 from assay.optimizers.weights.work import check_free
 from assay.traces.selection import Selection
-from assay.training import independent, train
+from assay.training import Retained, independent, train
 
 T = TypeVar("T")
 
@@ -57,6 +57,8 @@ def improve(
     rollouts: int = 2,
     sft: Mapping[str, Any] | None = None,
     grpo: Mapping[str, Any] | None = None,
+    retain: Sequence[str] = (),
+    watch: str | Path | None = None,
     out: str | Path | None = None,
     store: str | Path | None = None,
     resume: bool = False,
@@ -72,6 +74,7 @@ def improve(
             `grpo` (policy gradient on train).
         rollouts: of each task that `sft` collects.
         sft, grpo: settings of the two, by field of `SFTConfig` and `PolicyConfig`.
+        retain, watch: guards of `grpo`, as in `assay.train`: what must not be forgotten, and a rubric that only looks on.
         resume: goes on with this name's unfinished improvement: finished steps are not run again.
         options: the fields of `RunConfig`.
     Raises:
@@ -81,10 +84,15 @@ def improve(
         raise ConfigError(f"order names {unknown}; the steps are {', '.join(STEPS)}")
     if not order:
         raise ConfigError("order is empty: there is nothing to do")
+    if (retain or watch) and "grpo" not in order:
+        raise ConfigError(f"retain and watch would have no effect: they guard grpo, and the order is {', '.join(order)}")
+    for text in retain:
+        Retained.read(text)
     folder = home_of(store) / "improve" / name
     shown, place = progress or Progress(), Path(out) if out else home_of(store) / "artifacts" / name
     check_place(place.resolve())
-    run = _Improvement(program, rubric, data, name, folder, store, shown, dict(options), rollouts, dict(sft or {}), dict(grpo or {}))
+    settings = dict(sft or {}), dict(grpo or {}), list(retain), watch
+    run = _Improvement(program, rubric, data, name, folder, store, shown, dict(options), rollouts, *settings)
     run.begin(list(order), resume)
     for at, step in enumerate(order):
         if at >= len(run.report.steps):
@@ -110,12 +118,14 @@ class _Improvement:
     rollouts: int
     sft: dict[str, Any]
     grpo: dict[str, Any]
+    retain: list[str]
+    watch: str | Path | None
     report: ImproveReport = field(init=False)
 
     def begin(self, order: list[str], resume: bool) -> None:
         job = {
             "format": _FORMAT, "program": self.program, "rubric": str(self.rubric), "data": self.data, "order": order, "options": self.options,
-            "rollouts": self.rollouts, "sft": self.sft, "grpo": self.grpo,
+            "rollouts": self.rollouts, "sft": self.sft, "grpo": self.grpo, "retain": self.retain, "watch": self.watch,
         }  # fmt: skip
         job["options"] = {key: value for key, value in self.options.items() if key not in CAPS}  # they may be raised
         job = json.loads(json.dumps(job, default=str))
@@ -202,7 +212,7 @@ class _Improvement:
             given = {key: value for key, value in asdict(settings).items() if key != "algorithm"}
             trained = train(
                 self.report.program, rubric=self.rubric, data=self.data, name=name, algorithm=settings.algorithm, store=self.store,
-                progress=self.shown, resume=begun, **{**kept, **given},
+                progress=self.shown, resume=begun, retain=self.retain, watch=self.watch, **{**kept, **given},
             )  # fmt: skip
             if trained.name is None:
                 raise DataError(f"{self.report.model} is not served by name: its adapter is in {trained.path}")

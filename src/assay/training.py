@@ -1,7 +1,7 @@
 """The users' line around the weight update in Python: `assay.train`. Joins program, rubric, data, policy and guards."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,7 +11,8 @@ import dspy
 
 from assay.api import evaluate
 from assay.errors import ConfigError
-from assay.jobs import Job, RunConfig, home_of, load_rubric, open_job
+from assay.jobs import Job, RunConfig, home_of, load_judge, load_rubric, open_job
+from assay.judges import ListwiseJudge
 from assay.optimizers import Progress
 from assay.optimizers.weights.config import PolicyConfig
 from assay.optimizers.weights.engines import LlamaPolicy, PolicyEngine, TrainerPolicy
@@ -19,7 +20,7 @@ from assay.optimizers.weights.offline import Recorded, export_temperature
 from assay.optimizers.weights.online import Rollouts
 from assay.optimizers.weights.policy import PolicyReport, train_policy
 from assay.optimizers.weights.validation import MODES, Bench, compared
-from assay.optimizers.weights.work import rank
+from assay.optimizers.weights.work import rank, world
 from assay.rubrics import Rubric
 
 __all__ = ["ROLLOUTS_ONLY", "Retained", "compare", "independent", "train", "train_offline"]
@@ -90,6 +91,9 @@ def train(
     shown = (progress or Progress()) if not rank() else Progress()
     if rank():  # processes that train together each write a store of their own
         store = home_of(store) / f"rank-{rank()}" / "assay.db"
+    for cap in ("max_calls", "max_tokens", "max_cost_usd"):  # of all processes: each has its share
+        if options.get(cap) is not None and world() > 1:
+            options[cap] = options[cap] / world() if cap == "max_cost_usd" else options[cap] // world()
     settings = PolicyConfig(algorithm=algorithm, **{key: options.pop(key) for key in list(options) if key in _OURS and key != "algorithm"})
     judge, parameters = options.get("judge_model"), {**options.pop("parameters", {}), "temperature": settings.temperature}
     common = {"model": settings.model, "seed": settings.seed, "cache": False, "name": name, "settings": repr(settings), **options}
@@ -189,12 +193,29 @@ def independent(rubric: str | Path | Rubric, judge: str | None, model: str, *, f
     """The rubric, if it is not judged by the model in training.
 
     Raises:
-        ConfigError: it would be, and that is not forced.
+        ConfigError: it would be, and that is not forced; or it has a judge that compares, which has nothing to compare with.
     """
     found = load_rubric(rubric)
-    if found.needs_judge and judge in (None, model) and not forced:
+    judges = [load_judge(c.judge.use) if c.judge.use else None for c in found.criteria if c.judge is not None]
+    if compared := [one for one in judges if isinstance(one, ListwiseJudge) or (one is not None and one.compares)]:
+        raise ConfigError(
+            f"the rubric {found.name!r} has a judge that compares outputs ({compared[0].spec.text[:80]!r}), and a training scores each rollout by "
+            "itself: take a judge of one output"
+        )
+    asked = {name for one in judges for name in _models_of(one, judge or model)}
+    if model in asked and not forced:
         raise ConfigError(
             f"the rubric {found.name!r} would be judged by {model}, the model in training, which would learn to please itself: name another with "
-            "--judge-model, or, for the rubric that is trained on, say --judged-by-itself"
+            "--judge-model (or in the judge's own file), or, for the rubric that is trained on, say --judged-by-itself"
         )
     return found
+
+
+def _models_of(judge: Any, default: str) -> Iterator[str]:
+    """Names of the models that a judge asks, those of a jury's or a cascade's members included."""
+    own = getattr(judge, "model", None) or default
+    members = [*getattr(judge, "members", ()), *(part for name in ("first", "second") if (part := getattr(judge, name, None)) is not None)]
+    for member in members:
+        yield from _models_of(member, own)
+    if not members:
+        yield own

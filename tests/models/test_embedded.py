@@ -90,6 +90,28 @@ def test_a_call_gives_tokens_ids_and_logprobs(embedded: str) -> None:
     assert call.weights == EMBEDDED["smollm2-135m"].sha256
 
 
+def test_token_ids_are_all_of_them_or_none(embedded: str) -> None:
+    seen: list[Call] = []
+    lm = get_lm(embedded, observers=[seen.append], temperature=0.1, max_tokens=16, seed=1)
+    for word in ("Kyoto", "京都"):  # of letters that several tokens make up llama.cpp tells the last one alone
+        say = dspy.Predict(dspy.Signature({"place": (str, dspy.InputField()), "name": (Literal[word], dspy.OutputField())}))
+        with dspy.context(lm=lm, adapter=LeanAdapter()):
+            assert say(place="the old capital").name == word
+    plain, letters = seen
+    assert len(plain.token_ids or ()) == plain.completion_tokens
+    assert letters.token_ids is None
+    assert len(letters.logprobs or ()) < (letters.completion_tokens or 0)
+
+
+def test_all_of_the_distribution_is_sampled_where_it_is_asked_for(embedded: str) -> None:
+    seen: list[Call] = []
+    limited = get_lm(embedded, observers=[seen.append], temperature=2.0, max_tokens=60, seed=1)
+    for lm in (limited, limited.copy(top_p=1.0)):
+        lm("Tell me about the sea.")
+    least = [min(call.logprobs or [0.0]) for call in seen]
+    assert least[0] > -7.5 > least[1]  # llama.cpp's own limits leave out what has less than a twentieth of the likeliest one's odds
+
+
 def test_calls_in_parallel_answer_as_one_after_the_other(embedded: str) -> None:
     seen: list[Call] = []
     lm = get_lm(embedded, temperature=0.0, max_tokens=6, seed=1, observers=[seen.append])

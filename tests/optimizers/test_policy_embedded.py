@@ -28,7 +28,7 @@ from assay.optimizers.weights.offline import Recorded
 from assay.optimizers.weights.rows import trained_tokens
 from assay.testing import scripted_lm
 from assay.traces import Store
-from assay.training import train, train_offline
+from assay.training import compare, independent, train, train_offline
 
 DATA = "arithmetic:terms=2-2&digits=1-1&size=60"
 SMALL: dict[str, Any] = {"steps": 2, "tasks": 2, "group": 2, "micro": 2, "rank": 2, "max_completion": 24, "evaluate_every": 0, "adapter": "lean"}
@@ -168,6 +168,55 @@ def copied(folder: Path, out: Path, text: str) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.model
+def test_an_export_is_trained_on_with_the_ratio_to_what_made_it(
+    trained: tuple[Path, Any], embedded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(trained[0])
+    rows = tmp_path / "rows"
+    assay.export("transitions", rows, allow_ungated=True, privacy="off")
+    manifest = json.loads((rows / "manifest.json").read_text())
+    assert list(manifest["tokenizers"]) == [spec(embedded).tokenizer_sha256]
+    small = {key: value for key, value in SMALL.items() if key not in ("adapter", "evaluate_every", "max_completion")}
+    report = train_offline(rows, name="offline", model=embedded, **small)
+    assert report.name == f"{embedded}+offline"
+    assert report.tally.calls > 0
+    off = next(note for note in report.notes if note.startswith("off policy by"))
+    assert abs(float(off.split()[3])) < 0.2
+    assert not any("far off policy" in note or "likeliest tokens" in note for note in report.notes)
+
+    def other(row: dict[str, Any]) -> dict[str, Any]:
+        """As if weights had made it that gave each token a fifth of the odds, among llama.cpp's likeliest."""
+        request = {**row["input"], "config": {name: value for name, value in row["input"]["config"].items() if name != "top_p"}}
+        return {**row, "logprobs": row["logprobs"] and [value - 1.6 for value in row["logprobs"]], "input": request}
+
+    far = train_offline(rewritten(rows, tmp_path / "far", other), name="far", model=embedded, **{**small, "steps": 1})
+    assert any("far off policy" in note for note in far.notes)
+    assert any("calls were sampled from llama.cpp's likeliest tokens" in note for note in far.notes)
+    assert far.curves["clip_ratio/region_mean"][1] > 0.05 > report.curves["clip_ratio/region_mean"][1]
+    manifest["tokenizers"] = {"0" * 64: 3}
+    (rows / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DataError, match="tokens of another tokenizer"):
+        train_offline(rows, name="other", model=embedded, **small)
+    turned = rewritten(tmp_path / "far", tmp_path / "odd", lambda row: {**row, "token_ids": (row["token_ids"] or [])[::-1]})
+    with pytest.raises(DataError, match="do not spell their text"):
+        train_offline(turned, name="odd", model=embedded, **small)
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_old_and_new_weights_are_compared_by_the_program(trained: tuple[Path, Any], embedded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(trained[0])
+    found = compare("math_qa", rubric="math_qa", data=DATA, models=(embedded, f"{embedded}+two-steps"), sizes={"test": 2}, store="c.db")
+    assert set(found) == {"greedy", "sampled"}
+    for one in found.values():
+        assert (one["before"]["n"], one["after"]["n"]) == (2, 2)
+        assert 0 <= one["after"]["parsed"] <= 1
+        assert one["after"]["valid_calls"] is None or 0 <= one["after"]["valid_calls"] <= 1
+        assert one["gain"]["low"] <= one["gain"]["high"]
+
+
+@pytest.mark.slow
+@pytest.mark.model
 def test_exports_with_nothing_to_learn_from_are_refused(
     trained: tuple[Path, Any], embedded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +299,25 @@ def test_a_model_in_training_does_not_judge_itself(embedded: str, tmp_path: Path
             train("math_qa", rubric="math_qa", retain=["math_qa,nice.yaml,arithmetic:size=60"], data=DATA, name="x", model=embedded, **judge, **SMALL)
         with pytest.raises(ConfigError, match="would learn to please itself"):
             assay.improve("math_qa", rubric="nice.yaml", data=DATA, name="x", model=embedded, **judge)
+
+
+def test_a_judge_is_asked_for_the_model_that_its_own_file_names(embedded: str) -> None:
+    Path("nice.yaml").write_text("name: nice\ncriteria:\n  - {name: nice, weight: 1, judge: {use: who.yaml}}\n")
+    judge = "name: who\ntext: Is it nice?\nmodel: {}\n"
+    Path("who.yaml").write_text(judge.format(embedded))
+    with pytest.raises(ConfigError, match="would learn to please itself"):
+        independent("nice.yaml", "openai/gpt-x", embedded)
+    Path("who.yaml").write_text(judge.format("openai/gpt-x"))
+    assert independent("nice.yaml", None, embedded).name == "nice"
+    Path("who.yaml").write_text("name: who\njury: {members: [one.yaml, two.yaml]}\n")
+    Path("one.yaml").write_text(judge.format("openai/gpt-x"))
+    Path("two.yaml").write_text("name: two\ntext: Is it nice?\n")
+    with pytest.raises(ConfigError, match="would learn to please itself"):
+        independent("nice.yaml", None, embedded)
+    assert independent("nice.yaml", "openai/gpt-y", embedded)
+    Path("who.yaml").write_text("name: who\ntext: Which is nicer?\ncompare: pairs\n")
+    with pytest.raises(ConfigError, match="has a judge that compares outputs"):
+        independent("nice.yaml", "openai/gpt-y", embedded)
 
 
 def test_what_is_retained_is_named_apart(embedded: str) -> None:

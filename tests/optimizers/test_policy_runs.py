@@ -25,6 +25,7 @@ from assay.optimizers.weights.online import Rollouts
 from assay.optimizers.weights.page import of_other_seeds, write_report
 from assay.optimizers.weights.policy import PolicyReport, train_policy
 from assay.optimizers.weights.validation import Bench
+from assay.programs.agent import WRITTEN_DECISIONS
 from assay.traces import Recorder, Store
 
 SMALL = {"steps": 4, "tasks": 2, "group": 2, "micro": 2, "max_completion": 8, "held_out": 2, "rank": 2, "learning_rate": 1e-2, "save_every": 1}
@@ -83,12 +84,19 @@ def run(model: Path, name: str, *, resume: bool = False, check: Any = letters, s
 
 @pytest.mark.slow
 def test_a_program_of_two_calls_is_trained_and_compared_on_sealed_tasks(tiny_model: Path, tmp_path: Path) -> None:
+    written: set[Any] = set()
+
+    def seen(task: Any, prediction: Any, rollout: Any) -> float:
+        written.add(dspy.settings.get(WRITTEN_DECISIONS))
+        return letters(task, prediction, rollout)
+
     with Store(tmp_path / "a.db") as store:
-        report = run(tiny_model, "two", store=store, evaluate_every=2)
+        report = run(tiny_model, "two", store=store, evaluate_every=2, check=seen)
         store.flush()
         rollouts = list(store.rollouts(limit=None))
         full = [store.rollout(rollout.id) for rollout in rollouts]
     assert report.steps == 4
+    assert written == {True}  # what is looked at is asked as what is trained on
     assert report.tally.rollouts == 16
     assert report.tally.calls + 2 * report.tally.left_out["rollouts of groups without spread"] == 32
     assert all(len(rollout.transitions) == 2 for rollout in full)
@@ -195,7 +203,33 @@ def test_a_cap_ends_a_training_with_a_checkpoint(tiny_model: Path) -> None:
     with pytest.raises(BudgetExceeded):
         train_policy(begun, "capped", config)
     assert Path(".assay/training/capped/checkpoints/checkpoint-2/assay.json").is_file()
-    assert run(tiny_model, "capped", evaluate_every=0, save_every=4, resume=True).steps == 4
+    assert run(tiny_model, "capped", evaluate_every=0, save_every=4, micro=1, rollout_timeout_s=60.0, resume=True).steps == 4
+
+
+@pytest.mark.slow
+def test_a_look_that_was_stopped_comes_again_and_changes_nothing(tiny_model: Path) -> None:
+    settings = {**SMALL, "model": str(tiny_model), "evaluate_every": 2, "held_out": 2}
+    looks: list[str] = []
+
+    def stopping(task: Any, prediction: Any, rollout: Any) -> float:
+        if rollout.phase == "validate":
+            looks.append(task.id)
+            if len(looks) == 6 and begun.engine.stop is not None:  # four of the first look, greedy and sampled
+                begun.engine.stop.set()
+        return letters(task, prediction, rollout)
+
+    begun = source(str(tiny_model), PolicyConfig(**settings), stopping)
+    with pytest.raises(Cancelled):
+        train_policy(begun, "halted", PolicyConfig(**settings))
+    assert Path(".assay/training/halted/checkpoints/checkpoint-2/assay.json").is_file()
+    resumed = train_policy(source(str(tiny_model), PolicyConfig(**settings), stopping), "halted", PolicyConfig(**settings), resume=True)
+    looks[:] = ["-"] * 99
+    whole = train_policy(source(str(tiny_model), PolicyConfig(**settings), stopping), "whole", PolicyConfig(**settings))
+    unseen = run(tiny_model, "unseen", evaluate_every=0)
+    for name in ("loss", "reward", "held_out_greedy", "held_out_sampled"):
+        assert resumed.curves[name] == pytest.approx(whole.curves[name], rel=1e-5, abs=1e-7), name
+    assert set(whole.curves["held_out_sampled"]) == {0, 2, 4}
+    assert unseen.curves["loss"] == pytest.approx(whole.curves["loss"], rel=1e-5, abs=1e-7)
 
 
 @pytest.mark.slow
@@ -333,8 +367,10 @@ def test_two_processes_train_one_program(tiny_model: Path) -> None:
         "--adapter", "lean", "--steps", "2", "--tasks", "2", "--group", "4", "--micro", "2", "--rank", "2", "--max-completion", "8",
         "--evaluate-every", "1", "--held-out", "2", "--val-size", "2", "--test-size", "2", "--json",
     ]  # fmt: skip
-    launch = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone", "-m", "assay"]
-    done = subprocess.run([sys.executable, *launch, *words], capture_output=True, text=True, timeout=280, check=False)
+    Path("two.yaml").write_text("compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nnum_processes: 2\nuse_cpu: false\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "assay", *words, "--accelerate-config", "two.yaml"], capture_output=True, text=True, timeout=280, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout)
     assert report["steps"] == 2

@@ -21,8 +21,8 @@ def rollout(steps: list[float], score: float | None, rating: float | None = None
 
 def credited(group: list[list[float]], **options: bool) -> list[list[float]]:
     baseline, of = Baseline(**options), [returns(rewards) for rewards in group]
-    for rewards, values in zip(group, of, strict=True):
-        baseline.add(values, math.fsum(rewards))
+    for values in of:
+        baseline.add(values)
     return [baseline.advantages(values) for values in of]
 
 

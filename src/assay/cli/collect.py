@@ -18,18 +18,19 @@ __all__ = ["command"]
 @click.option("--size", type=click.IntRange(1), help="Most tasks taken of the split.")
 @click.option("--temperatures", metavar="T,T…", help="Temperatures that a task's rollouts take in turn.")
 @click.option("--over", multiple=True, metavar="NAME=V,V…", help="Agent parameters that a task's rollouts take in turn, value by value.")
+@click.option("--untruncated", is_flag=True, help="Sample from the whole distribution (top_p 1), for a policy gradient on the export.")
 @executor_option()
 def command(program: str, **values: Any) -> None:
     """Run PROGRAM (a name or an artifact's folder) n times on each task, score every run, and keep them as groups in the store."""
     from assay.errors import ModelError
     from assay.exporting import collect
 
-    as_json, store, resume, n, split, size, temperatures, over = keep(
-        values, "as_json", "store", "resume", "n", "split", "size", "temperatures", "over"
+    as_json, store, resume, n, split, size, temperatures, over, untruncated = keep(
+        values, "as_json", "store", "resume", "n", "split", "size", "temperatures", "over", "untruncated"
     )
     report = collect(
-        program, n=n, split=split, over=_turns(temperatures, over), store=store, resume=resume, progress=Console(),  # type: ignore[arg-type]
-       
+        program, n=n, split=split, over=_turns(temperatures, over), untruncated=bool(untruncated), store=store, resume=resume,
+        progress=Console(),  # type: ignore[arg-type]
         sizes={split: size} if size is not None else {}, **run_config(values),
     )  # fmt: skip
     data = report.to_dict()

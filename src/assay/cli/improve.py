@@ -19,6 +19,8 @@ _ORDER = "prompts,sft,prompts"
 @click.option("--rollouts", type=click.IntRange(1), default=2, show_default=True, help="Of each train task that sft collects.")
 @click.option("--sft", multiple=True, metavar="NAME=VALUE", help="A setting of sft, by its flag in `assay train sft`: epochs=2.")
 @click.option("--grpo", multiple=True, metavar="NAME=VALUE", help="A setting of grpo, by its flag in `assay train grpo`: steps=12, beta=0.")
+@click.option("--retain", multiple=True, metavar="PROGRAM,RUBRIC,DATA", help="What grpo must not forget.")
+@click.option("--watch", metavar="R", help="A second rubric that scores the rollouts of grpo and is not trained on.")
 @click.option("--max-search-calls", type=click.IntRange(1), help="Most LM calls of each search; 300 by default.")
 @click.option("--train-size", type=click.IntRange(1), help="Most tasks taken of train.")
 @click.option("--val-size", type=click.IntRange(1), help="Most tasks taken of val.")
@@ -33,13 +35,14 @@ def command(program: str, **values: Any) -> None:
     """
     from assay.improving import improve
 
-    as_json, store, out, resume, name, order, rollouts, sft, grpo = keep(
-        values, "as_json", "store", "out", "resume", "name", "order", "rollouts", "sft", "grpo"
+    as_json, store, out, resume, name, order, rollouts, sft, grpo, retain, watch = keep(
+        values, "as_json", "store", "out", "resume", "name", "order", "rollouts", "sft", "grpo", "retain", "watch"
     )
     sizes = {split: size for split in ("train", "val", "gate", "test") if (size := values.pop(f"{split}_size")) is not None}
     report = improve(
         program, name=name, order=[step.strip() for step in order.split(",") if step.strip()], rollouts=rollouts,
-        sft=_settings(sft, "--sft"), grpo=_settings(grpo, "--grpo"), out=out, store=store, resume=resume, progress=Console(), sizes=sizes,  # type: ignore[arg-type]
+        sft=_settings(sft, "--sft"), grpo=_settings(grpo, "--grpo"), retain=retain, watch=watch, out=out, store=store,
+        resume=resume, sizes=sizes, progress=Console(),  # type: ignore[arg-type]
         **run_config(values),
     ).to_dict()  # fmt: skip
     if as_json:

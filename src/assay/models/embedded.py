@@ -138,6 +138,8 @@ def server_url(name: str) -> str:
 class LlamaBackend:
     """An embedded model as something that completes a `dspy.lm15.Request`.
 
+    It samples as llama.cpp does, from the 40 likeliest tokens of at least a twentieth of the first one's odds; with `top_p=1` it samples
+    from all of them.
     Thread-safe: calls beyond the number of slots queue in llama.cpp.
     """
 
@@ -188,6 +190,8 @@ class LlamaBackend:
             body["grammar"] = lines_grammar(schema)
         body["logprobs"] = True  # token ids and behaviour log-probabilities belong to every transition
         body.setdefault("top_logprobs", 1)
+        if body.get("top_p") == 1 and "top_k" not in body:  # asked for all of the distribution
+            body |= _UNTRUNCATED
         body |= self.sampling
         raw = self._engine().handle_chat_completions(body)
         raw = json.loads(raw) if isinstance(raw, str | bytes) else raw

@@ -384,10 +384,12 @@ def _text(response: lm15.Response | None) -> str:
 
 
 def _token_ids(response: lm15.Response | None) -> list[int] | None:
-    """Ids of the sampled tokens, from llama.cpp's and vLLM's raw answers; None where the engine gives none."""
+    """Ids of the sampled tokens, from llama.cpp's and vLLM's raw answers; None where the engine gives none, or not all: of a letter that several
+    tokens make up llama.cpp tells the last one alone."""
     if response is None or not response.logprobs:
         return None
     raw = (response.provider_data or {}).get("choices") or [{}]
     content = ((raw[0] or {}).get("logprobs") or {}).get("content") or []
     ids = [int(token["id"]) for token in content if "id" in token]
-    return ids if len(ids) == len(response.logprobs) else None
+    made = response.usage.output_tokens
+    return ids if len(ids) == len(response.logprobs) and made in (None, len(ids)) else None

@@ -72,7 +72,8 @@ class Baseline:
 
     Add every rollout, then ask for each one's advantages:
     A_t = (G_t - mean of the others' G at turn t) / (deviation of all episode returns + 1e-4). A rollout that had ended before
-    turn t stands there with its last G, so that a longer way is held against what shorter ones arrived at.
+    turn t stands there with its last G, so that a longer way is held against what shorter ones arrived at. The episode return is the first
+    call's G; where each call is credited with its own reward alone (`by_step`) the deviation is that of all G.
 
     Sources: leave-one-out, RLOO (arXiv 2402.14740); the deviation, GRPO (arXiv 2402.03300, of the group) and REINFORCE++
     (arXiv 2501.03262, of the batch); by turn and with rollouts that ended, ours. It gives exactly 0 where all did equally well. With
@@ -81,7 +82,9 @@ class Baseline:
 
     leave_one_out: bool = True
     scale: bool = True
+    by_step: bool = False
     count: int = 0
+    _measured: int = 0
     _at: list[float] = field(default_factory=list)  # sums of G by turn, over the rollouts that had the turn
     _ended: list[float] = field(default_factory=list)  # sums of last G by the turn after it
     _mean: float = 0.0
@@ -89,8 +92,8 @@ class Baseline:
     _low: float = math.inf
     _high: float = -math.inf
 
-    def add(self, credited: Sequence[float], total: float) -> None:
-        """Takes in a rollout: its G by turn, and its episode return (the sum of its rewards)."""
+    def add(self, credited: Sequence[float]) -> None:
+        """Takes in a rollout: its G by turn."""
         if not credited:
             return
         missing = len(credited) + 1 - len(self._at)
@@ -100,15 +103,17 @@ class Baseline:
             self._at[turn] += value
         self._ended[len(credited)] += credited[-1]
         self.count += 1
-        delta = total - self._mean
-        self._mean += delta / self.count
-        self._square += delta * (total - self._mean)
-        self._low, self._high = min(self._low, total), max(self._high, total)
+        for value in credited if self.by_step else credited[:1]:
+            self._measured += 1
+            delta = value - self._mean
+            self._mean += delta / self._measured
+            self._square += delta * (value - self._mean)
+            self._low, self._high = min(self._low, value), max(self._high, value)
 
     @property
     def deviation(self) -> float:
         """Sample standard deviation of the episode returns."""
-        return math.sqrt(max(0.0, self._square) / (self.count - 1)) if self.count > 1 else 0.0
+        return math.sqrt(max(0.0, self._square) / (self._measured - 1)) if self._measured > 1 else 0.0
 
     @property
     def spread(self) -> bool:

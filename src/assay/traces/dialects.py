@@ -235,7 +235,8 @@ def _chat_answer(body: Mapping[str, Any]) -> Answer:
     if tokens:
         if all(token.get("logprob") is not None for token in tokens):
             found.logprobs = tuple(float(token["logprob"]) for token in tokens)
-        if all("id" in token for token in tokens):
+        whole = found.completion_tokens in (None, len(tokens))  # of a letter that several tokens make up llama.cpp tells the last one alone
+        if whole and all("id" in token for token in tokens):
             found.token_ids = tuple(int(token["id"]) for token in tokens)
     return found
 

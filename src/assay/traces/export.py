@@ -168,13 +168,13 @@ class _Export:
 
     def _survey(self) -> tuple[Counter[tuple[str, ...]], Baseline | None]:
         """A first pass over scores and step rewards alone: rollouts by cell of the balance, the batch's baseline."""
-        counts, baseline = Counter[tuple[str, ...]](), Baseline()
+        counts, baseline = Counter[tuple[str, ...]](), self._baseline()
         for group in self._groups(light=True):
             for episode in group:
                 if self._wanted(episode):
                     counts[self._cell(episode)] += 1
                 if (credited := self._credited(episode)) is not None:
-                    baseline.add(credited[1], math.fsum(credited[0]))
+                    baseline.add(credited[1])
         return counts, baseline if self.config.advantage == "batch" else None
 
     def _groups(self, *, light: bool = False) -> Iterator[list[Episode]]:
@@ -280,6 +280,9 @@ class _Export:
     def _group_of(self, episode: Episode) -> str:
         return ("good" if (episode.quality or 0.0) >= self.config.min_quality else "bad") if self.config.by_outcome else ""
 
+    def _baseline(self) -> Baseline:
+        return Baseline(by_step=self.config.returns == "step")
+
     def _baselines(self, group: list[Episode]) -> dict[str, Baseline]:
         """Of the whole group, before the balance draws from it."""
         if self.config.advantage == "none":
@@ -289,7 +292,7 @@ class _Export:
         found: dict[str, Baseline] = {}
         for episode in group:
             if (credited := self._credited(episode)) is not None:
-                found.setdefault(self._group_of(episode), Baseline()).add(credited[1], math.fsum(credited[0]))
+                found.setdefault(self._group_of(episode), self._baseline()).add(credited[1])
         self.flat_groups += sum(not baseline.spread for baseline in found.values())
         return found
 

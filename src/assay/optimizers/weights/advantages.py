@@ -1,6 +1,5 @@
 """Advantages of every LM call from the rewards of a batch of rollouts, as each algorithm has them. Numbers alone: no tokens."""
 
-import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -89,9 +88,10 @@ def assign_credit(batch: Sequence[Trajectory], config: PolicyConfig, memory: Val
         return found
     whole = config.algorithm == "reinforce++"
     for members in [list(batch)] if whole else groups.values():
-        baseline = Baseline(leave_one_out=config.algorithm == "rloo", scale=config.algorithm != "rloo" and config.scale)
+        rloo = config.algorithm == "rloo"
+        baseline = Baseline(leave_one_out=rloo, scale=config.scale and not rloo, by_step=config.returns == "step")
         for one in members:
-            baseline.add(credited[one.rollout], math.fsum(one.rewards))
+            baseline.add(credited[one.rollout])
         if not baseline.spread:
             found.flat += len(groups) if whole else 1
             continue

@@ -14,6 +14,7 @@ T = TypeVar("T")
 
 ALGORITHMS = ("grpo", "reinforce++", "ppo", "rloo")
 LOSSES = ("dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")  # of TRL's GRPOConfig, by name
+_UNUSED = {"cispo": ("epsilon",), "sapo": ("epsilon", "epsilon_high"), "vespo": ("epsilon", "epsilon_high")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,8 @@ class PolicyConfig:
         group: rollouts of a task.
         temperature: of the rollouts, and of the distribution that is trained.
         loss: TRL's `loss_type`. Rows are padded to whole batches with masked ones, which `dapo`, `cispo` and `vespo` do not notice.
-        epsilon, epsilon_high: the ratio is clipped to [1 - epsilon, 1 + epsilon_high].
+        epsilon, epsilon_high: the ratio is clipped to [1 - epsilon, 1 + epsilon_high], by default [0.8, 1.28]; `cispo` cuts the weight of a
+            token at epsilon_high itself, by default 5 (arXiv 2510.13786). `sapo` and `vespo` have neither.
         beta: weight of the KL to the model as it was before (k3 estimate of TRL); costs a forward pass; 0 leaves it out.
         returns: how a call is credited, see `assay.traces.credit.returns`; `episode` gives all calls of a rollout the same.
         scale: divides advantages by a deviation (of `grpo` and `reinforce++`).
@@ -91,8 +93,8 @@ class PolicyConfig:
     rank: int = 16
     temperature: float = 1.0
     loss: str = "dapo"
-    epsilon: float = 0.2
-    epsilon_high: float = 0.28
+    epsilon: float | None = None
+    epsilon_high: float | None = None
     beta: float = 0.01
     returns: str = "to_go"
     discount: float = 1.0
@@ -122,8 +124,12 @@ class PolicyConfig:
         _at_least(self, 1, "steps", "tasks", "iterations", "rank", "max_completion", "held_out", "save_every")
         _at_least(self, 16, "max_length")
         _at_least(self, 0, "micro", "evaluate_every", "samples_every", "seed", "beta", "step_weight", "outcome_weight")
-        _between(self, 0, 1, "discount", "gae_lambda", "epsilon", "forget")
-        _between(self, 0, 10, "epsilon_high")
+        _between(self, 0, 1, "discount", "gae_lambda", "forget")
+        if unused := [name for name in _UNUSED.get(self.loss, ()) if getattr(self, name) is not None]:
+            raise ConfigError(f"{' and '.join(unused)} would have no effect: the loss {self.loss} has none")
+        for name, most in (("epsilon", 1), ("epsilon_high", 10)):
+            if getattr(self, name) is not None:
+                _between(self, 0, most, name)
         _between(self, 0.1, 2, "temperature")
         _above_zero(self, "learning_rate", "max_grad_norm", "rollout_timeout_s")
         self.shared_out(1)
@@ -135,6 +141,12 @@ class PolicyConfig:
             raise ConfigError(f"scale=False would have no effect on {self.algorithm}")
         if not self.step_weight and not self.outcome_weight:
             raise ConfigError("step_weight and outcome_weight are both 0: nothing would be rewarded")
+
+    @property
+    def clip(self) -> tuple[float, float]:
+        """TRL's `epsilon` and `epsilon_high`."""
+        high = 5.0 if self.loss == "cispo" else 0.28
+        return (0.2 if self.epsilon is None else self.epsilon, high if self.epsilon_high is None else self.epsilon_high)
 
     def shared_out(self, processes: int) -> tuple[int, int]:
         """Rollouts that go through the model at once in each process, and how often in a step.

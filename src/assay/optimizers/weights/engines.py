@@ -185,7 +185,7 @@ class LlamaPolicy(PolicyEngine):
 
     def __init__(self, name: str, *, temperature: float = 1.0, max_completion: int = 128, seed: int = 0) -> None:
         self.backend, self._numbers = PolicyBackend(name), itertools.count()
-        self.lm = lm_over(self.backend, name, max_tokens=max_completion, seed=seed)
+        self.lm = lm_over(self.backend, name, max_tokens=max_completion, seed=seed).copy(top_p=1.0)
         self.behaviour = temperature == 1.0
         self._served: Path | None = None
 
@@ -250,12 +250,15 @@ class TrainerPolicy(PolicyEngine):
                     crew.changed.wait(_LOOK_S)
                 crew.look(self.stop)
                 asked = desk.taken()
-            if not any(over_ranks([len(asked)])):
+            counts = over_ranks([len(asked)])
+            if not any(counts):
                 if all(over_ranks([crew.done])):
                     return crew.ordered()
                 continue
-            prompts, clock = [question.prompt for question in asked] or [[self.trainer._tokenizer.eos_token_id]], time.monotonic()
-            ids, logprobs = self.trainer._generate_single_turn(prompts, None, {}, 1)
+            clock, most = time.monotonic(), max(counts) if self.trainer.use_vllm else max(1, len(asked))
+            # TRL asks vLLM for all processes at once, and shares the answers out equally: each must ask as many
+            idle = [[self.trainer._tokenizer.eos_token_id]] * (most - len(asked))
+            ids, logprobs = self.trainer._generate_single_turn([*(question.prompt for question in asked), *idle], None, {}, 1)
             with crew.changed:
                 crew.waited(time.monotonic() - clock)
                 for at, question in enumerate(asked):

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +102,13 @@ class Recorded:
         self.tally.left_out = Counter({"rollouts of groups without spread": len(self.rollouts) - len(self.credit.advantages)})  # anew at --resume
         stored, unknown = list[Row](), list[Row]()
         ours = (spec(policy.embedded).sha256, tuple(one.sha256 for one in policy.merged)) if policy.embedded else None
-        strange = Counter[bool]()
+        strange, limited = Counter[bool](), 0
         for rollout in self.rollouts.values():
             if rollout.id not in self.credit.advantages:
                 continue
             same = [(call.weights, call.adapters) == ours for call in rollout.transitions]
             for call in rollout.transitions:
+                limited += policy.embedded is not None and _config(call).get("top_p") != 1
                 if call.token_ids and call.output.strip():
                     strange[not spells(policy.tokenizer.decode(list(call.token_ids)), call.output)] += 1
             behaviour = self.config.temperature == 1.0
@@ -129,7 +131,13 @@ class Recorded:
             raise DataError(f"{self.folder} has no call to train on: {dict(self.tally.left_out)}")
         if rank():  # every process reads all of the export
             self.tally.left_out.clear()
-        return self._behaviour(trainer, stored, unknown)
+        notes = self._behaviour(trainer, stored, unknown)
+        if limited:
+            notes.append(
+                f"{limited} calls were sampled from llama.cpp's likeliest tokens, and the ratio is to the whole distribution: "
+                "`assay collect --untruncated` samples from that"
+            )
+        return notes
 
     def _check_tokenizer(self, policy: Policy) -> None:
         told = {name for name in self.manifest.get("tokenizers", {}) if name != "not known"}
@@ -178,6 +186,12 @@ class Recorded:
         return Batch(rows, metrics={**told, "rows": float(len(rows))})
 
 
+def _config(call: Transition) -> Mapping[str, Any]:
+    """How the call was sampled, as far as it says."""
+    found: Mapping[str, Any] = call.request.get("config", call.request.get("body", {}))
+    return found
+
+
 def export_temperature(folder: str | Path, said: float | None = None) -> float:
     """The temperature that all calls of a transitions export were sampled at: as it is said where the calls do not say it.
 
@@ -188,8 +202,7 @@ def export_temperature(folder: str | Path, said: float | None = None) -> float:
     found = Counter[float | None]()
     with open(Path(folder) / "data.jsonl", "rb") as file:
         for line in file:
-            request = stored_transition(orjson.loads(line)).request
-            found[request.get("config", request.get("body", {})).get("temperature")] += 1
+            found[_config(stored_transition(orjson.loads(line))).get("temperature")] += 1
     unsaid = found.pop(None, 0)
     if unsaid and said is None:
         raise ConfigError(f"{unsaid} calls of {folder} do not say at which temperature they were sampled: say it with --temperature")

@@ -40,6 +40,7 @@ from assay.optimizers.weights.work import (
 __all__ = ["PolicyReport", "make_trainer", "task_order", "train_policy"]
 
 _NOTES = "assay.json"  # in a checkpoint, beside what TRL keeps
+_HOW = ("micro", "rollout_timeout_s", "report_to")  # of a machine, not of what is trained: they may change at --resume
 
 
 @dataclass
@@ -97,7 +98,8 @@ def train_policy(
         raise ConfigError("what is to be retained is looked at every --evaluate-every steps, and 0 is never: give a number of steps")
     if source.items < config.tasks:
         raise DataError(f"{source.items} {source.of_what} to train on, and a step takes {config.tasks}: give more data, or lower --tasks")
-    job = {**asdict(config), "name": name, **source.job, "retained": [job_of(one, [*one.val, *one.test]) for one in retained]}
+    settings = {key: value for key, value in asdict(config).items() if key not in _HOW}
+    job = {**settings, "name": name, **source.job, "retained": [job_of(one, [*one.val, *one.test]) for one in retained]}
     with working_folder(name, job, resume=resume, last=_NOTES) as work, ready():
         if source.engine is not None:
             source.engine.work_in(work / f"policy-{rank()}")
@@ -210,8 +212,9 @@ class _Training:
 
             def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 advance(state.global_step)
-                if state.global_step == 0:
-                    mine._look(self.trainer, 0)
+                step = state.global_step
+                if not step or (mine._due(step, state.max_steps) and step not in mine._looks()):  # it was stopped in that look
+                    mine._look(self.trainer, step)
 
             def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 advance(1)
@@ -222,11 +225,10 @@ class _Training:
                 if "loss" not in (logs or {}):  # the end's own summary
                     return
                 mine._see(state.global_step, logs)
-                if mine.diverged:
+                if mine.diverged or mine.forgot:
                     control.should_training_stop, control.should_save = True, False
                     return
-                every, step = mine.config.evaluate_every, state.global_step
-                if every and step and (step % every == 0 or step == state.max_steps) and not mine._look(self.trainer, step):
+                if mine._due(state.global_step, state.max_steps) and not mine._look(self.trainer, state.global_step):
                     control.should_training_stop = True
 
             def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -248,15 +250,34 @@ class _Training:
             self.shown.say(_HEAD)
         self.shown.say(_line(step, told))
 
+    def _due(self, step: int, last: int) -> bool:
+        every = self.config.evaluate_every
+        return bool(every and step) and (step % every == 0 or step == last)
+
+    def _looks(self) -> set[int]:
+        """Steps that were looked at."""
+        return {step for name, curve in self.watch.curves.items() if name.startswith(("held_out_", "retained_")) for step in curve}
+
     def _look(self, trainer: Any, step: int) -> bool:
-        """Held-out tasks under the weights as they are, and what was to be retained. False: too much of that is lost."""
+        """Held-out tasks under the weights as they are, and what was to be retained. False: too much of that is lost. It has random numbers
+        of its own, so that the training is the same with a look, without, and with one that was stopped and comes again."""
+        import torch
+
+        if self.source.engine is None or (not self.config.evaluate_every and step == 0):
+            return True
+        trainer.mark()
+        torch.manual_seed(self.config.seed + step)
+        told = self._looked(trainer)
+        trainer.rewind()
+        return self._judge(trainer, step, told)
+
+    def _looked(self, trainer: Any) -> dict[str, float]:
+        """Mean scores by name, as the first process has them."""
         from assay.optimizers.weights.trainer import over_ranks
 
-        engine, bench = self.source.engine, self.source.bench
-        if engine is None or (not self.config.evaluate_every and step == 0):
-            return True
+        engine, bench, told = self.source.engine, self.source.bench, dict[str, float]()
+        assert engine is not None
         engine.sync(trainer)
-        told = {}
         for mode in MODES:
             if bench is None:
                 break
@@ -267,9 +288,14 @@ class _Training:
             found = look(other, engine, other.val[: self.config.held_out], "greedy", phase="validate")
             if not math.isnan(found.mean):
                 told[f"retained_{other.name}"] = found.mean
-                self.kept_at.setdefault(other.name, found.mean)
-        told = over_ranks([told])[0]  # all processes decide by what the first one saw
-        self.kept_at = over_ranks([self.kept_at])[0]
+        first: dict[str, float] = over_ranks([told])[0]
+        return first
+
+    def _judge(self, trainer: Any, step: int, told: Mapping[str, float]) -> bool:
+        """Whether training may go on after a look that found this; keeps the best weights."""
+        for other in self.retained:
+            if (score := told.get(f"retained_{other.name}")) is not None:
+                self.kept_at.setdefault(other.name, score)
         for name, value in told.items():
             self.watch.curves[name][step] = value
         self.shown.say(f"step {step}: " + ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in told.items()))
@@ -302,7 +328,9 @@ class _Training:
             for mode in MODES:
                 with engine.before():
                     before = look(bench, engine, bench.test, mode, phase="test")
-                found[mode] = compared(before, look(bench, engine, bench.test, mode, phase="test"))
+                after = look(bench, engine, bench.test, mode, phase="test")
+                if not rank():
+                    found[mode] = compared(before, after)
             self.report.validation[bench.name] = found
 
     # -- what a checkpoint keeps beside TRL's
@@ -310,7 +338,8 @@ class _Training:
     def _checkpoint(self, trainer: Any) -> None:
         """Between steps the weights are those of the last one: with the random numbers of then, a checkpoint of now is one of then."""
         folder = self.work / "checkpoints" / f"checkpoint-{trainer.state.global_step}"
-        if trainer.state.global_step and world() == 1 and not (folder / _NOTES).exists():
+        step = trainer.state.global_step  # rollouts that are used again are not in a checkpoint
+        if step and not step % self.config.iterations and world() == 1 and not (folder / _NOTES).exists():
             trainer.rewind()
             trainer._save_checkpoint(trainer.model, None)
             self._note(folder)
@@ -378,7 +407,8 @@ def make_trainer(policy: Policy, config: PolicyConfig, tasks: int, out: Path, co
     arguments = GRPOConfig(
         output_dir=str(out), max_steps=config.steps, per_device_train_batch_size=micro, gradient_accumulation_steps=parts,
         steps_per_generation=parts, num_generations=config.group, num_iterations=config.iterations, learning_rate=config.learning_rate,
-        beta=config.beta, epsilon=config.epsilon, epsilon_high=config.epsilon_high, loss_type=config.loss, temperature=config.temperature,
+        beta=config.beta, epsilon=config.clip[0], epsilon_high=config.clip[1], loss_type=config.loss, temperature=config.temperature,
+        importance_sampling_level="sequence" if config.loss == "luspo" else "token",
         max_completion_length=config.max_completion, max_grad_norm=config.max_grad_norm, lr_scheduler_type="constant", seed=config.seed,
         logging_steps=1, logging_nan_inf_filter=False, save_strategy="steps", save_steps=every, save_total_limit=2,
         report_to=config.report_to, bf16=fast_bf16(), use_cpu=not cuda, gradient_checkpointing=cuda,

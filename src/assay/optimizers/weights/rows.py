@@ -118,7 +118,7 @@ def _row(transition: Transition, tokenizer: Any, max_length: int, behaviour: boo
     if transition.cached:
         return "calls answered from a cache"
     if not transition.token_ids:
-        return "calls whose engine tells no token ids"
+        return "calls whose engine does not tell all token ids"
     prompt = _prompt_ids(transition.request, tokenizer)
     if transition.prompt_tokens is not None and len(prompt) != transition.prompt_tokens:
         return "calls whose prompt the engine tokenised in another way"
@@ -160,8 +160,8 @@ def _features(rollout: Rollout) -> Iterator[dict[str, float]]:
 
 
 def trained_tokens(transition: Transition, pieces: Sequence[str]) -> list[bool]:
-    """Which tokens of a constrained call were the model's to choose: those of the schema's values, not its names, marks and braces,
-    nor one that the model itself held for impossible.
+    """Which tokens of a constrained call were the model's to choose: those of the schema's values, not its names, marks and braces, nor what
+    alone was left of the words that it offers, nor a token that the model itself held for impossible.
 
     Args:
         pieces: the text of each token. Where they do not add up to the output, all count as chosen.
@@ -171,11 +171,15 @@ def trained_tokens(transition: Transition, pieces: Sequence[str]) -> list[bool]:
     if not spells(text, transition.output):
         return [True] * len(pieces)
     lines = bool(schema.get(LINES))
-    spans = list(_line_values(text, list(schema.get("properties", {}))) if lines else _json_values(text))
+    spans = list(_line_values(text, schema.get("properties", {})) if lines else _json_values(text, _words(schema)))
     chosen, at = list[bool](), 0
     for piece in pieces:
         end = at + len(piece)
-        inside = any(start < end and at < stop if piece else start <= at < stop for start, stop in spans)
+        inside = any(
+            start < end and at < stop and not _forced(text[start : min(end, stop)], text[start : max(at, start)], words)
+            if piece else start <= at < stop
+            for start, stop, words in spans
+        )  # fmt: skip
         chosen.append(inside or (lines and not piece))
         at = end
     odds = transition.logprobs or [0.0] * len(pieces)
@@ -189,23 +193,57 @@ def spells(text: str, output: str) -> bool:
     return wanted in plain
 
 
-def _line_values(text: str, names: Sequence[str]) -> Iterator[tuple[int, int]]:
-    """Where the values stand in `name: value` lines; the new line that ends a value is the model's choice."""
-    marks = list(re.finditer(rf"^(?:{'|'.join(map(re.escape, names))}): ?", text, re.MULTILINE)) if names else []
+_Span = tuple[int, int, Sequence[str]]  # where a value stands, and the words it must be one of (none: it is free)
+
+
+def _forced(now: str, before: str, words: Sequence[str]) -> bool:
+    """Whether a value that read `before` could only go on to read `now`: all words that were left begin so."""
+    left = [word for word in words if word.startswith(before)]
+    return bool(left) and all(word.startswith(now) for word in left)
+
+
+def _offered(schema: Mapping[str, Any]) -> list[Any]:
+    """The values that a schema offers; none where it is free."""
+    if "enum" in schema or "const" in schema:
+        return list(schema.get("enum", [schema.get("const")]))
+    return [True, False] if schema.get("type") == "boolean" else []
+
+
+def _line_values(text: str, fields: Mapping[str, Any]) -> Iterator[_Span]:
+    """Where the values stand in `name: value` lines. The new line that ends a free value is the model's choice, as is that after the last
+    one, which may be left out."""
+    marks = list(re.finditer(rf"^({'|'.join(map(re.escape, fields))}): ?", text, re.MULTILINE)) if fields else []
     for mark, following in zip(marks, [*marks[1:], None], strict=False):
-        yield mark.end(), following.start() if following else len(text)
+        words = [str(word).lower() if isinstance(word, bool) else str(word) for word in _offered(fields[mark[1]])]
+        yield mark.end(), following.start() if following else len(text), [f"{word}\n" for word in words] if following else words
 
 
 _PART = re.compile(r'("(?:[^"\\]|\\.)*"?)(\s*:)?|(-?\d[\d.eE+-]*|true|false|null)')
 
 
-def _json_values(text: str) -> Iterator[tuple[int, int]]:
+def _json_values(text: str, words: Mapping[str, Sequence[str]]) -> Iterator[_Span]:
     """Where the values stand in JSON: a string's text with the quote that ends it, a number, a word."""
+    name = ""
     for part in _PART.finditer(text):
         if part[3]:
-            yield part.span(3)
-        elif not part[2]:
-            yield part.start(1) + 1, part.end(1)
+            yield *part.span(3), words.get(name, ())
+        elif part[2]:
+            name = part[1].strip('"')
+        else:
+            yield part.start(1) + 1, part.end(1), [word[1:] for word in words.get(name, ()) if word.startswith('"')]
+
+
+def _words(schema: Any) -> dict[str, list[str]]:
+    """What a JSON schema offers, as JSON, by the property's name; nothing where several properties of a name differ."""
+    found: dict[str, list[str]] = {}
+    parts = [schema]
+    while parts:
+        part = parts.pop()
+        for name, asked in part.get("properties", {}).items() if isinstance(part, dict) else ():
+            offered = [json.dumps(value) for value in _offered(asked)] if isinstance(asked, dict) else []
+            found[name] = offered if found.setdefault(name, offered) == offered else []
+        parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else []
+    return found
 
 
 def stored_transition(row: Mapping[str, Any]) -> Transition:

@@ -49,7 +49,7 @@ class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
         super().__init__(*args, reward_funcs=_scored_elsewhere, **kwargs)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        self._random = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+        self.mark()
         batch = self._collect(inputs, self)
         mode = "train" if self.model.training else "eval"
         for name, value in batch.metrics.items():
@@ -87,7 +87,8 @@ class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
         mask = out["completion_mask"] * out["tool_mask"]
         out["num_items_in_batch"] = self.accelerator.gather(mask.sum() + sum(sum(row.trained) for row in flat)).sum()
         self._share: Any = 1.0  # of the loss, where rows that do not go through the model count in its mean, or blank ones must not
-        if self.loss_type == "bnpo" and len(rows) > self.args.steps_per_generation:  # a mean over the tokens of each part
+        self._by_part = self.loss_type == "bnpo" and len(rows) > self.args.steps_per_generation
+        if self._by_part:  # a mean over the tokens of each part
             self._share = self.accelerator.gather(mask.sum()).sum() / out["num_items_in_batch"].clamp(min=1)
         elif self.loss_type not in ("dapo", "cispo", "vespo"):  # a mean over rows (parts of one row), some of which are blank
             live = self.accelerator.gather(mask.any(dim=1).sum() + len(flat)).float().mean().clamp(min=1 / self.accelerator.num_processes)
@@ -109,14 +110,24 @@ class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
         width = trimmed["prompt_ids"].size(1) + trimmed["completion_ids"].size(1)
         plain = model.device.type == "cpu" and width <= _SHORT and not self.args.gradient_checkpointing  # which works out again, out of here
         with sdpa_kernel(SDPBackend.MATH) if plain else nullcontext():
-            loss = super()._compute_loss(model, trimmed) * self._share
+            loss = super()._compute_loss(model, trimmed) * self._share * (self._parts_to_live(inputs) if self._by_part else 1)
         if self._filled and not (inputs["completion_mask"] * inputs["tool_mask"]).any():  # a part of blanks alone has no entropy to tell of
             for name, values in self._metrics["train"].items():
                 del values[known.get(name, 0) :]
         return loss
 
+    def _parts_to_live(self, inputs: dict[str, Any]) -> Any:
+        """Parts of a step over those that are not of blanks alone: TRL has shuffled the rows, and divides the loss by all of them."""
+        parts = self._buffered_inputs or [inputs]
+        live = sum((part["completion_mask"] * part["tool_mask"]).any().float() for part in parts)
+        return len(parts) / self.accelerator.gather(live).mean().clamp(min=1 / self.accelerator.num_processes)
+
+    def mark(self) -> None:
+        """Notes the random numbers of now, between two steps."""
+        self._random = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+
     def rewind(self) -> None:
-        """Random numbers as they were when the rollouts of this step began: a checkpoint of then."""
+        """Random numbers as they were marked, when the rollouts of a step or a look began: a checkpoint of then."""
         torch.set_rng_state(self._random[0])
         if self._random[1]:
             torch.cuda.set_rng_state_all(self._random[1])

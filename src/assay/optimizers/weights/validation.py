@@ -6,11 +6,16 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import dspy
+
 from assay.datasets import Task
+from assay.models import supports
 from assay.optimizers.evaluation import Evaluation, evaluate
 from assay.optimizers.session import Session, Student
 from assay.optimizers.statistics import paired_gain
 from assay.optimizers.weights.engines import PolicyEngine
+from assay.optimizers.weights.work import rank
+from assay.programs.agent import WRITTEN_DECISIONS
 
 __all__ = ["MODES", "Bench", "compared", "look"]
 
@@ -31,10 +36,13 @@ class Bench:
 
 
 def look(bench: Bench, engine: PolicyEngine, tasks: Sequence[Task], mode: str, *, phase: str) -> Evaluation:
-    """The program on tasks under the weights that are served: at the temperature that is trained at, or greedily."""
+    """The program on tasks under the weights that are served: at the temperature that is trained at, or greedily. Where the engine gives no
+    probabilities of decisions they are taken as written, as in training: stating them would be another prompt. Of several processes the first
+    one runs them all."""
     inside: AbstractContextManager[Any] = engine.greedy() if mode == "greedy" else nullcontext()
-    with inside, bench.session.phase(phase):
-        return evaluate(bench.student, tasks, bench.session, name=f"{phase}: {bench.name}, {mode}")
+    written = not supports(engine.lm, "top_logprobs")
+    with inside, bench.session.phase(phase), dspy.context(**{WRITTEN_DECISIONS: written}):
+        return evaluate(bench.student, tasks if not rank() else [], bench.session, name=f"{phase}: {bench.name}, {mode}")
 
 
 def told(found: Evaluation) -> dict[str, Any]:

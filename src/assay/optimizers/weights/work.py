@@ -7,7 +7,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,8 @@ def working_folder(name: str, job: Mapping[str, Any], *, resume: bool, last: str
     work = adapter_home().parent / "training" / name
     if rank():  # the first process holds it, and the others wait until it is ready
         wait_for_all()
+        if not (work / "job.json").is_file():
+            raise ConfigError(f"{work} is not there on every machine: share one folder over all of them, and name it in ASSAY_ADAPTERS")
         yield work
         return
     check_free(name)
@@ -107,7 +109,8 @@ def _prepare(work: Path, job: Mapping[str, Any], resume: bool, last: str) -> Non
 
 def save_adapter(trainer: Any, folder: Path) -> None:
     """What PEFT writes of the trained adapter. All processes take part: sharded weights are gathered."""
-    state = trainer.accelerator.get_state_dict(trainer.model) if world() > 1 else None
+    wrapped = getattr(trainer, "deepspeed", None) or trainer.model  # DeepSpeed's engine is no torch module that PEFT could ask
+    state = trainer.accelerator.get_state_dict(wrapped) if world() > 1 else None
     if not rank():
         trainer.accelerator.unwrap_model(trainer.model).save_pretrained(str(folder), state_dict=state)
     wait_for_all()
@@ -129,7 +132,17 @@ def restored(model: Any, folder: Path) -> None:
     from peft import set_peft_model_state_dict
     from safetensors.torch import load_file
 
-    set_peft_model_state_dict(model, load_file(str(folder / "adapter_model.safetensors")))
+    sharded = [part for part in model.parameters() if part.requires_grad and hasattr(part, "ds_id")]  # by ZeRO-3
+    with _gathered(sharded) if sharded else nullcontext():
+        set_peft_model_state_dict(model, load_file(str(folder / "adapter_model.safetensors")))
+
+
+def _gathered(parts: Sequence[Any]) -> AbstractContextManager[None]:
+    """Inside: whole parameters that DeepSpeed had shared out; what the first process has made of them is shared out again."""
+    import deepspeed
+
+    found: AbstractContextManager[None] = deepspeed.zero.GatheredParameters(list(parts), modifier_rank=0)
+    return found
 
 
 @contextmanager
@@ -162,7 +175,9 @@ def ready() -> Iterator[None]:
     except Exception as error:  # safetensors and tokenizers raise kinds of their own where a file cannot be written
         text = str(error)
         if isinstance(error, MemoryError) or "out of memory" in text.lower() or "can't allocate memory" in text.lower():
-            raise ModelError("memory ran out: lower --micro (of sft: --batch to 2 or 1), then --max-length, then --rank") from error
+            raise ModelError(
+                "memory ran out: lower --micro, which may change with --resume; then, anew, --max-length and --rank (of sft: --batch to 2 or 1 first)"
+            ) from error
         if _disk_is_full(error):
             raise ModelError(f"the disk is full ({text[:200]}). The last whole checkpoint stands: make room, and add --resume") from error
         raise
