@@ -248,7 +248,7 @@ def _show_policy(data: Mapping[str, Any]) -> None:
         rich.print(f"served beside torch: {100 * data['agreement']:.0f} % of greedy texts are the same")
     for why, count in data["left_out"].items():
         rich.print(f"{count} left out: {why}", markup=False)
-    for note in [*data["notes"], *data["alarms"], *([data["stopped"]] if data["stopped"] else [])]:
+    for note in dict.fromkeys([*data["notes"], *data["alarms"], *([data["stopped"]] if data["stopped"] else [])]):
         rich.print(f"note: {note}", markup=False)
     if data.get("report"):
         rich.print(f"report: {data['report']}", markup=False, soft_wrap=True)
