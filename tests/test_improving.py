@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import assay
-from assay.errors import Cancelled, Diverged
+from assay.errors import AssayError, Cancelled, Diverged
 from assay.models.adapters import list_adapters
 
 PROGRAM = """
@@ -75,3 +75,26 @@ def test_weights_that_the_gate_favours_are_kept_and_served(embedded: str, own_fo
     words = [sys.executable, "-m", "assay", "run", str(report.artifact), "place=5 Main Street"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert "yes" in done.stdout, done.stderr
+
+
+def test_guards_are_looked_at_before_anything_is_done_and_reach_the_training(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job: dict[str, Any] = {"rubric": "math_qa", "data": "arithmetic:size=60", "order": ["grpo"]}
+    other = "classify,classify,words.jsonl"
+    for given, message in (
+        ({"retain": ["math_qa,math_qa,arithmetic:size=60"]}, "named twice"),
+        ({"retain": ["nothing"]}, "must be PROGRAM,RUBRIC,DATA"),
+        ({"watch": "missing.yaml"}, "missing.yaml"),
+        ({"retain": [other], "grpo": {"evaluate_every": 0}}, "0 is never"),
+        ({"watch": "classify", "order": ["prompts"]}, "retain and watch would have no effect"),
+    ):
+        with pytest.raises(AssayError, match=message):
+            assay.improve("math_qa", name="x", **{**job, **given})
+    seen: dict[str, Any] = {}
+
+    def training(*_: Any, **options: Any) -> None:
+        seen.update(options)
+        raise Diverged("far enough")
+
+    monkeypatch.setattr("assay.improving.train", training)
+    assay.improve("math_qa", name="y", retain=[other], watch="classify", **job)
+    assert (seen["retain"], seen["watch"]) == ([other], "classify")

@@ -84,6 +84,12 @@ class CollectConfig(RunConfig):
             raise ConfigError(f"n={self.n!r} must be at least 1")
         if self.split not in ("train", "val"):
             raise ConfigError(f"split={self.split!r} must be train or val: what comes of the other splits may never be trained on")
+        if self.untruncated and not self.model.startswith("embedded/"):
+            raise ConfigError(f"untruncated would have no effect on {self.model}: its server has limits of its own. Set them there")
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        return {"top_p": 1.0} if self.untruncated else {}
 
 
 @dataclass
@@ -132,8 +138,8 @@ def collect(
     Args:
         split: `train` or `val`; the others are sealed from training.
         over: agent parameters that the rollouts of a task take in turn: `[{"temperature": 0.3}, {"temperature": 1.0}]`.
-        untruncated: samples from the whole distribution (`top_p=1`), of which the log-probabilities that are kept are. A policy gradient
-            on the export wants that; engines leave unlikely tokens out by default, and fewer rollouts fail for it.
+        untruncated: an embedded model samples from the whole distribution, of which the log-probabilities that are kept are. A policy
+            gradient on the export wants that; llama.cpp leaves unlikely tokens out by default, and fewer rollouts fail for it.
         options: the fields of `RunConfig`.
     Raises:
         AssayError: what was wrong, which rule, what to do.
@@ -146,8 +152,6 @@ def collect(
         tasks = getattr(job.splits, split)
         job.session.know(tasks, split)
         done = _finished(job) if resume else set()
-        if untruncated:
-            job.session.lm = job.session.lm.copy(top_p=1.0)
         try:
             with job.session.phase("collect"):
                 for sample in range(n):

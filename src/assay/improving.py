@@ -22,7 +22,7 @@ from assay.optimizers.weights.page import interval
 from assay.optimizers.weights.validation import compared
 from assay.optimizers.weights.work import check_free
 from assay.traces.selection import Selection
-from assay.training import Retained, independent, train
+from assay.training import guards_of, independent, train
 
 T = TypeVar("T")
 
@@ -86,8 +86,6 @@ def improve(
         raise ConfigError("order is empty: there is nothing to do")
     if (retain or watch) and "grpo" not in order:
         raise ConfigError(f"retain and watch would have no effect: they guard grpo, and the order is {', '.join(order)}")
-    for text in retain:
-        Retained.read(text)
     folder = home_of(store) / "improve" / name
     shown, place = progress or Progress(), Path(out) if out else home_of(store) / "artifacts" / name
     check_place(place.resolve())
@@ -130,8 +128,12 @@ class _Improvement:
         job["options"] = {key: value for key, value in self.options.items() if key not in CAPS}  # they may be raised
         job = json.loads(json.dumps(job, default=str))
         told = self.folder / "state.json"
+        judge, model = self.options.get("judge_model"), self._own_model()
         if {"sft", "grpo"} & set(order):
-            independent(self.rubric, self.options.get("judge_model"), self._own_model())
+            independent(self.rubric, judge, model)
+        guards_of(self.retain, self.watch, program=self._name(), data=self.data, judge=judge, model=model)
+        if self.retain and self.grpo.get("evaluate_every") == 0:
+            raise ConfigError("what is to be retained is looked at every evaluate_every steps, and 0 is never: give --grpo a number of steps")
         if resume:
             if not told.is_file():
                 raise ConfigError(f"there is no unfinished improvement {self.name!r} to resume in {self.folder.parent}")

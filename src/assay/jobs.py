@@ -109,6 +109,11 @@ class RunConfig(CommonConfig):
     demos: int = 4
     executor: str = "threads"
 
+    @property
+    def generation(self) -> dict[str, Any]:
+        """Settings of the program's model beyond its own."""
+        return {}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.executor not in EXECUTORS:
@@ -203,8 +208,8 @@ def open_job(
     with open_run(config, lm=lm, progress=progress, store=store, resume=resume) as run, ExitStack() as closing:
         judge = run.model(config.judge_model, temperature=0.1) if config.judge_model else run.lm.copy(temperature=0.1)
         session = Session(
-            lm=run.lm, rubric=load_rubric(checked, judge_lm=judge), recorder=run.recorder, meter=run.meter, program_name=name,
-            seed=config.seed, threads=run.threads, progress=progress, prompt_lm=run.reflection, judge_lm=judge,
+            lm=run.lm.copy(**config.generation), rubric=load_rubric(checked, judge_lm=judge), recorder=run.recorder, meter=run.meter,
+            program_name=name, seed=config.seed, threads=run.threads, progress=progress, prompt_lm=run.reflection, judge_lm=judge,
         )  # fmt: skip
         if config.executor == "ray":
             checks = [c.check for c in checked.criteria if c.check]
@@ -230,7 +235,8 @@ def _session_on_a_host(config: RunConfig, rubric: Rubric, program: str, outbox: 
     lm = get_lm(config.model, **shared, **client)
     judge = get_lm(config.judge_model, temperature=0.1, **shared) if config.judge_model else lm.copy(temperature=0.1)
     return Session(
-        lm=lm, rubric=load_rubric(rubric, judge_lm=judge), recorder=recorder, meter=meter, program_name=program, seed=config.seed,
+        lm=lm.copy(**config.generation), rubric=load_rubric(rubric, judge_lm=judge), recorder=recorder, meter=meter, program_name=program,
+        seed=config.seed,
         threads=1, judge_lm=judge,
     )  # fmt: skip
 

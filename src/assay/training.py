@@ -23,7 +23,7 @@ from assay.optimizers.weights.validation import MODES, Bench, compared
 from assay.optimizers.weights.work import rank, world
 from assay.rubrics import Rubric
 
-__all__ = ["ROLLOUTS_ONLY", "Retained", "compare", "independent", "train", "train_offline"]
+__all__ = ["ROLLOUTS_ONLY", "Retained", "compare", "guards_of", "independent", "train", "train_offline"]
 
 ROLLOUTS_ONLY = frozenset(
     {"step_weight", "outcome_weight", "rollout_timeout_s", "evaluate_every", "held_out", "forget", "samples_every", "max_completion", "vllm"}
@@ -93,13 +93,12 @@ def train(
         store = home_of(store) / f"rank-{rank()}" / "assay.db"
     for cap in ("max_calls", "max_tokens", "max_cost_usd"):  # of all processes: each has its share
         if options.get(cap) is not None and world() > 1:
-            options[cap] = options[cap] / world() if cap == "max_cost_usd" else options[cap] // world()
+            options[cap] = options[cap] / world() if cap == "max_cost_usd" else max(1, options[cap] // world())
     settings = PolicyConfig(algorithm=algorithm, **{key: options.pop(key) for key in list(options) if key in _OURS and key != "algorithm"})
     judge, parameters = options.get("judge_model"), {**options.pop("parameters", {}), "temperature": settings.temperature}
     common = {"model": settings.model, "seed": settings.seed, "cache": False, "name": name, "settings": repr(settings), **options}
-    others = _retained(retain, str(program), data, judge, settings.model)
     measure = independent(rubric, judge, settings.model, forced=judged_by_itself)
-    watching = independent(watch, judge, settings.model) if watch is not None else None
+    others, watching = guards_of(retain, watch, program=str(program), data=data, judge=judge, model=settings.model)
     engine, titles = _engine(settings), list[str]()
     with ExitStack() as opened:
 
@@ -120,15 +119,21 @@ def train(
         return train_policy(source, name, settings, retained=kept, resume=resume, progress=shown)
 
 
-def _retained(given: Sequence[Retained | str], program: str, data: str, judge: str | None, model: str) -> list[Retained]:
-    """What is to be retained, each once, none of it what is trained on, and none judged by the model in training."""
+def guards_of(
+    given: Sequence[Retained | str], watch: str | Path | Rubric | None, *, program: str, data: str, judge: str | None, model: str
+) -> tuple[list[Retained], Rubric | None]:
+    """What is to be retained, each once and none of it what is trained on, and the rubric that watches; none judged by the model in training.
+
+    Raises:
+        ConfigError: something is named twice, judged by that model, or no PROGRAM,RUBRIC,DATA. RubricError: there is no such rubric.
+    """
     others = [Retained.read(part) if isinstance(part, str) else part for part in given]
     named = [(program, data), *((one.program, one.data) for one in others)]
     if twice := [name for at, name in enumerate(named) if name in named[:at]]:
         raise ConfigError(f"{twice[0][0]} on {twice[0][1]} is named twice: once is enough, and what is trained on is no retained task")
     for one in others:
         independent(one.rubric, judge, model)
-    return others
+    return others, independent(watch, judge, model) if watch is not None else None
 
 
 def _title(program: str, data: str, taken: Sequence[str]) -> str:

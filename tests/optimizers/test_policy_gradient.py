@@ -125,6 +125,18 @@ def test_of_two_right_answers_the_shorter_way_is_pushed(algorithm: str, settings
     assert max(abs(value) for turns in credit.advantages.values() for value in turns) < 3
 
 
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "reinforce++"])
+@pytest.mark.parametrize("settings", [{"discount": 0.0}, {"discount": 0.5}, {"discount": 1.0}, {"returns": "step"}, {"returns": "uniform"}])
+def test_a_right_rollout_is_pushed_by_a_little_whatever_its_returns(algorithm: str, settings: dict[str, Any]) -> None:
+    config = PolicyConfig(algorithm=algorithm, **settings)
+    credit = assign_credit([trajectory("right", "g", *[0.0] * 7, 1.0), trajectory("wrong", "g", *[0.0] * 8)], config, ValueMemory())
+    assert credit.flat == 0
+    assert max(credit.advantages["right"]) > 0 > min(credit.advantages["wrong"])
+    assert max(abs(value) for turns in credit.advantages.values() for value in turns) < 4
+    same = assign_credit([trajectory(name, "g", 0.0, 0.0, 1.0) for name in "ab"], config, ValueMemory())
+    assert (same.flat, same.advantages) == (1, {})
+
+
 def test_rollouts_are_shared_out_whole() -> None:
     assert PolicyConfig().shared_out(1) == (2, 12)
     assert PolicyConfig().shared_out(8) == (1, 3)

@@ -203,7 +203,11 @@ def test_a_cap_ends_a_training_with_a_checkpoint(tiny_model: Path) -> None:
     with pytest.raises(BudgetExceeded):
         train_policy(begun, "capped", config)
     assert Path(".assay/training/capped/checkpoints/checkpoint-2/assay.json").is_file()
-    assert run(tiny_model, "capped", evaluate_every=0, save_every=4, micro=1, rollout_timeout_s=60.0, resume=True).steps == 4
+    resumed = run(tiny_model, "capped", evaluate_every=0, save_every=4, micro=1, rollout_timeout_s=60.0, resume=True)
+    whole = run(tiny_model, "whole", evaluate_every=0)
+    assert resumed.steps == 4
+    assert resumed.curves["loss"] == pytest.approx(whole.curves["loss"], rel=1e-3, abs=1e-6)
+    assert resumed.curves["reward"] == pytest.approx(whole.curves["reward"], abs=1e-6)
 
 
 @pytest.mark.slow

@@ -57,6 +57,18 @@ def test_collect_makes_groups_over_parameters(program: str) -> None:
     assert {(r.split, r.data_subject, r.expected["answer"], r.metadata["difficulty"]) for r in found} == {("train", "ann", "7", "easy")}
 
 
+@pytest.mark.model
+def test_an_embedded_model_samples_from_all_of_its_distribution_where_it_is_told(program: str, embedded: str) -> None:
+    job = {"rubric": "r.yaml", "data": "d.jsonl", "n": 1, "sizes": {"train": 1}, "store": "s.db", "cache": False}
+    for untruncated in (False, True):
+        assay.collect(program, model=embedded, untruncated=untruncated, **job)
+    with Store("s.db") as store:
+        calls = [store.rollout(r.id).transitions[0] for r in store.rollouts()]
+    assert sorted(str(call.request["config"].get("top_p")) for call in calls) == ["1.0", "None"]
+    with pytest.raises(ConfigError, match="untruncated would have no effect on scripted/model"):
+        assay.collect(program, lm=answers(), untruncated=True, **job)
+
+
 def test_a_collection_that_hit_its_cap_goes_on_where_it_stopped(program: str) -> None:
     asked: dict[str, Any] = {
         "rubric": "r.yaml",

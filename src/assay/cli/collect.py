@@ -18,7 +18,7 @@ __all__ = ["command"]
 @click.option("--size", type=click.IntRange(1), help="Most tasks taken of the split.")
 @click.option("--temperatures", metavar="T,T…", help="Temperatures that a task's rollouts take in turn.")
 @click.option("--over", multiple=True, metavar="NAME=V,V…", help="Agent parameters that a task's rollouts take in turn, value by value.")
-@click.option("--untruncated", is_flag=True, help="Sample from the whole distribution (top_p 1), for a policy gradient on the export.")
+@click.option("--untruncated", is_flag=True, help="Let an embedded model sample from its whole distribution, for a policy gradient on the export.")
 @executor_option()
 def command(program: str, **values: Any) -> None:
     """Run PROGRAM (a name or an artifact's folder) n times on each task, score every run, and keep them as groups in the store."""

@@ -195,10 +195,20 @@ def result_used(task: Task, prediction: dict[str, Any], rollout: Rollout | None)
 
 
 def is_used(call: ToolCall, later: Sequence[Any]) -> bool:
-    """Whether a tool's result stands in any of what came later, as a word or number of its own."""
-    result = "" if call.result is None else plain_text(call.result)
-    pattern = rf"(?<![\w.]){re.escape(result)}(?![\w]|\.\d)"
-    return bool(result) and any(re.search(pattern, plain_text(value)) for value in later)
+    """Whether a tool's result stands in any of what came later, as a word or number of its own; a list or mapping by its values."""
+    said = [plain_text(value) for value in later]
+    forms = {plain_text(form) for form in (call.result, _structure(call.result)) if form is not None}
+    return any(re.search(rf"(?<![\w.]){re.escape(form)}(?![\w]|\.\d)", text) for form in forms if form for text in said)
+
+
+def _structure(result: Any) -> Any:
+    """What a result that was kept as text was, where it was a list or a mapping."""
+    if not isinstance(result, str) or not result.startswith(("[", "(", "{")):
+        return None
+    try:
+        return ast.literal_eval(result)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
 
 
 def plain_text(value: Any) -> str:

@@ -73,7 +73,8 @@ class Baseline:
     Add every rollout, then ask for each one's advantages:
     A_t = (G_t - mean of the others' G at turn t) / (deviation of all episode returns + 1e-4). A rollout that had ended before
     turn t stands there with its last G, so that a longer way is held against what shorter ones arrived at. The episode return is the first
-    call's G; where each call is credited with its own reward alone (`by_step`) the deviation is that of all G.
+    call's G. Where the first call knows little of the later ones (`every_turn`: returns of single steps, or discounted), the deviation is that
+    of all G, and groups differ where any turn does.
 
     Sources: leave-one-out, RLOO (arXiv 2402.14740); the deviation, GRPO (arXiv 2402.03300, of the group) and REINFORCE++
     (arXiv 2501.03262, of the batch); by turn and with rollouts that ended, ours. It gives exactly 0 where all did equally well. With
@@ -82,15 +83,15 @@ class Baseline:
 
     leave_one_out: bool = True
     scale: bool = True
-    by_step: bool = False
+    every_turn: bool = False
     count: int = 0
     _measured: int = 0
     _at: list[float] = field(default_factory=list)  # sums of G by turn, over the rollouts that had the turn
     _ended: list[float] = field(default_factory=list)  # sums of last G by the turn after it
+    _range: list[tuple[float, float]] = field(default_factory=list)  # lowest and highest G by turn
+    _end_range: list[tuple[float, float]] = field(default_factory=list)  # of last G by the turn after it
     _mean: float = 0.0
     _square: float = 0.0
-    _low: float = math.inf
-    _high: float = -math.inf
 
     def add(self, credited: Sequence[float]) -> None:
         """Takes in a rollout: its G by turn."""
@@ -99,26 +100,35 @@ class Baseline:
         missing = len(credited) + 1 - len(self._at)
         self._at += [0.0] * missing
         self._ended += [0.0] * missing
+        self._range += [(math.inf, -math.inf)] * missing
+        self._end_range += [(math.inf, -math.inf)] * missing
         for turn, value in enumerate(credited):
             self._at[turn] += value
+            self._range[turn] = _wider(self._range[turn], (value, value))
         self._ended[len(credited)] += credited[-1]
+        self._end_range[len(credited)] = _wider(self._end_range[len(credited)], (credited[-1], credited[-1]))
         self.count += 1
-        for value in credited if self.by_step else credited[:1]:
+        for value in credited if self.every_turn else credited[:1]:
             self._measured += 1
             delta = value - self._mean
             self._mean += delta / self._measured
             self._square += delta * (value - self._mean)
-            self._low, self._high = min(self._low, value), max(self._high, value)
 
     @property
     def deviation(self) -> float:
-        """Sample standard deviation of the episode returns."""
+        """Sample standard deviation of the episode returns, or of all G."""
         return math.sqrt(max(0.0, self._square) / (self._measured - 1)) if self._measured > 1 else 0.0
 
     @property
     def spread(self) -> bool:
         """Whether there is anything to tell the rollouts apart by."""
-        return self.count > 1 and self._high - self._low > _SAME * max(1.0, abs(self._high), abs(self._low))
+        ended = (math.inf, -math.inf)
+        for turn in range(len(self._range) if self.every_turn else 1) if self.count > 1 else ():
+            ended = _wider(ended, self._end_range[turn])
+            low, high = _wider(self._range[turn], ended)
+            if high - low > _SAME * max(1.0, abs(high), abs(low)):
+                return True
+        return False
 
     def advantages(self, credited: Sequence[float]) -> list[float]:
         """Of a rollout that was added, by turn; exactly 0 everywhere without spread."""
@@ -132,6 +142,10 @@ class Baseline:
             mean = (whole - value) / (self.count - 1) if self.leave_one_out else whole / self.count
             found.append((value - mean) / divisor)
         return found
+
+
+def _wider(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
+    return min(one[0], other[0]), max(one[1], other[1])
 
 
 def gae(rewards: Sequence[float], values: Sequence[float], *, discount: float = 1.0, decay: float = 0.95) -> list[float]:

@@ -235,8 +235,8 @@ def _chat_answer(body: Mapping[str, Any]) -> Answer:
     if tokens:
         if all(token.get("logprob") is not None for token in tokens):
             found.logprobs = tuple(float(token["logprob"]) for token in tokens)
-        whole = found.completion_tokens in (None, len(tokens))  # of a letter that several tokens make up llama.cpp tells the last one alone
-        if whole and all("id" in token for token in tokens):
+        made = _count((body.get("timings") or {}).get("predicted_n")) if found.completion_tokens is None else found.completion_tokens
+        if made == len(tokens) and all("id" in token for token in tokens):  # of a letter that several make up llama.cpp tells the last one alone
             found.token_ids = tuple(int(token["id"]) for token in tokens)
     return found
 
@@ -298,7 +298,7 @@ def _chat_events(events: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any] | 
     body: dict[str, Any] = {}
     text, calls, tokens, finish = [], dict[int, dict[str, Any]](), [], None
     for event in events:
-        body.update({key: event[key] for key in ("id", "model", "created", "usage", "system_fingerprint") if event.get(key) is not None})
+        body.update({key: event[key] for key in ("id", "model", "created", "usage", "system_fingerprint", "timings") if event.get(key) is not None})
         choice = next((c for c in _each(event.get("choices")) if c.get("index", 0) == 0), None)
         if choice is None:
             continue

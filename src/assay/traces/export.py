@@ -281,7 +281,7 @@ class _Export:
         return ("good" if (episode.quality or 0.0) >= self.config.min_quality else "bad") if self.config.by_outcome else ""
 
     def _baseline(self) -> Baseline:
-        return Baseline(by_step=self.config.returns == "step")
+        return Baseline(every_turn=self.config.returns == "step" or self.config.discount < 1)
 
     def _baselines(self, group: list[Episode]) -> dict[str, Baseline]:
         """Of the whole group, before the balance draws from it."""

@@ -89,7 +89,8 @@ def assign_credit(batch: Sequence[Trajectory], config: PolicyConfig, memory: Val
     whole = config.algorithm == "reinforce++"
     for members in [list(batch)] if whole else groups.values():
         rloo = config.algorithm == "rloo"
-        baseline = Baseline(leave_one_out=rloo, scale=config.scale and not rloo, by_step=config.returns == "step")
+        every_turn = config.returns == "step" or config.discount < 1
+        baseline = Baseline(leave_one_out=rloo, scale=config.scale and not rloo, every_turn=every_turn)
         for one in members:
             baseline.add(credited[one.rollout])
         if not baseline.spread:

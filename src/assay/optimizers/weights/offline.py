@@ -163,10 +163,12 @@ class Recorded:
                 for mine, theirs, chosen in zip(row.logprobs or [], odds, row.trained, strict=True) if chosen
             ]  # fmt: skip
             far = float(np.mean(gaps)) if gaps else 0.0
-            outside = float(np.mean([not -0.25 < gap < 0.22 for gap in gaps])) if gaps else 0.0
+            low, high = self.config.clip
+            least, most = {"cispo": (0.0, high), "sapo": (0.0, np.inf), "vespo": (0.0, np.inf)}.get(self.config.loss, (1 - low, 1 + high))
+            outside = float(np.mean([not least <= np.exp(-gap) <= most for gap in gaps])) if gaps else 0.0
             notes.append(f"off policy by {far:.3f} nats a token; {100 * outside:.0f} % of the tokens begin outside the clip range")
             if abs(far) > _FAR or outside > 0.25:
-                notes.append("warning: the data is far off policy: most of it will be clipped away. Collect anew with these weights")
+                notes.append("warning: the data is far off policy: much of it is clipped away or weighs too much. Collect anew with these weights")
         return notes
 
     def collect(self, inputs: list[dict[str, Any]], trainer: Any) -> Any:

@@ -40,7 +40,11 @@ from assay.optimizers.weights.work import (
 __all__ = ["PolicyReport", "make_trainer", "task_order", "train_policy"]
 
 _NOTES = "assay.json"  # in a checkpoint, beside what TRL keeps
-_HOW = ("micro", "rollout_timeout_s", "report_to")  # of a machine, not of what is trained: they may change at --resume
+_HOW = (
+    "micro",
+    "rollout_timeout_s",
+    "report_to",
+)  # of a machine, not of what is trained: they may change at --resume (micro not with bnpo, a mean by parts)
 
 
 @dataclass
@@ -98,7 +102,7 @@ def train_policy(
         raise ConfigError("what is to be retained is looked at every --evaluate-every steps, and 0 is never: give a number of steps")
     if source.items < config.tasks:
         raise DataError(f"{source.items} {source.of_what} to train on, and a step takes {config.tasks}: give more data, or lower --tasks")
-    settings = {key: value for key, value in asdict(config).items() if key not in _HOW}
+    settings = {key: value for key, value in asdict(config).items() if key not in _HOW or (key, config.loss) == ("micro", "bnpo")}
     job = {**settings, "name": name, **source.job, "retained": [job_of(one, [*one.val, *one.test]) for one in retained]}
     with working_folder(name, job, resume=resume, last=_NOTES) as work, ready():
         if source.engine is not None:
@@ -108,6 +112,10 @@ def train_policy(
         finally:
             if source.engine is not None:
                 source.engine.close()
+
+
+class _EndedError(Exception):
+    """A look before the first step found too much forgotten: nothing else ends TRL's loop there."""
 
 
 class _Training:
@@ -145,6 +153,8 @@ class _Training:
             self.report.notes += self.source.begin(trainer, policy)
             try:
                 trainer.train(resume_from_checkpoint=True if checkpoint else None)
+            except _EndedError:
+                pass
             except StopRun:
                 self._checkpoint(trainer)
                 raise
@@ -213,8 +223,9 @@ class _Training:
             def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 advance(state.global_step)
                 step = state.global_step
-                if not step or (mine._due(step, state.max_steps) and step not in mine._looks()):  # it was stopped in that look
-                    mine._look(self.trainer, step)
+                stopped_in_it = mine._due(step, state.max_steps) and step not in mine._looks()
+                if (not step or stopped_in_it) and not mine._look(self.trainer, step):
+                    raise _EndedError
 
             def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 advance(1)
@@ -225,7 +236,7 @@ class _Training:
                 if "loss" not in (logs or {}):  # the end's own summary
                     return
                 mine._see(state.global_step, logs)
-                if mine.diverged or mine.forgot:
+                if mine.diverged:
                     control.should_training_stop, control.should_save = True, False
                     return
                 if mine._due(state.global_step, state.max_steps) and not mine._look(self.trainer, state.global_step):
