@@ -325,52 +325,40 @@ def test_no_task_comes_twice_in_a_step_nor_again_before_all_others(tasks: int, s
     assert all(set(order[at : at + items]) == set(range(items)) for at in range(0, len(order) - items + 1, items))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo"])
-def test_blank_parts_of_a_batch_change_nothing(tiny_model: Path, tmp_path: Path, loss_type: str) -> None:
+def logged(model: Path, folder: Path, rows: list[Row], parts: int, **more: Any) -> list[dict[str, float]]:
+    """What three steps on these rows tell, eight rollouts a step in so many parts."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from assay.optimizers.weights.trainer import Batch, TransitionTrainer
 
-    found = []
-    for parts in (1, 8):
-        rows = [Row(turn=0, prompt_ids=[5, 6], completion_ids=[7, at], trained=[True, True], advantage=1.0) for at in (8, 9)]
-        more = {"per_device_train_batch_size": 8 // parts, "gradient_accumulation_steps": parts, "steps_per_generation": parts}
-        more |= {"loss_type": loss_type, "beta": 0.5}
-        trainer = TransitionTrainer(
-            model=AutoModelForCausalLM.from_pretrained(tiny_model), args=arguments(tmp_path / str(parts), **more),
-            train_dataset=Dataset.from_list([{"prompt": "", "index": at} for at in range(4)]),
-            processing_class=AutoTokenizer.from_pretrained(tiny_model), collect=lambda inputs, trainer, rows=rows: Batch(rows),
-        )  # fmt: skip
-        trainer.train()
-        found.append([(line["entropy"], line["kl"], line["grad_norm"]) for line in trainer.state.log_history if "entropy" in line])
-    (entropy, _, _), *_, (_, kl, _) = found[0]
-    assert entropy > 1
-    assert kl > 0
-    for many, one in zip(found[1], found[0], strict=True):
-        assert many == pytest.approx(one, rel=1e-3, abs=1e-6)
+    shares = {"per_device_train_batch_size": 8 // parts, "gradient_accumulation_steps": parts, "steps_per_generation": parts}
+    trainer = TransitionTrainer(
+        model=AutoModelForCausalLM.from_pretrained(model), args=arguments(folder / str(parts), **shares, **more),
+        train_dataset=Dataset.from_list([{"prompt": "", "index": at} for at in range(4)]),
+        processing_class=AutoTokenizer.from_pretrained(model), collect=lambda inputs, trainer: Batch(rows),
+    )  # fmt: skip
+    trainer.train()
+    return [line for line in trainer.state.log_history if "entropy" in line]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo"])
+def test_blank_parts_of_a_batch_change_nothing(tiny_model: Path, tmp_path: Path, loss_type: str) -> None:
+    rows = [Row(turn=0, prompt_ids=[5, 6], completion_ids=[7, at], trained=[True, True], advantage=1.0) for at in (8, 9)]
+    whole, shared = (logged(tiny_model, tmp_path, rows, parts, loss_type=loss_type, beta=0.5) for parts in (1, 8))
+    assert whole[0]["entropy"] > 1
+    assert whole[-1]["kl"] > 0
+    for many, one in zip(shared, whole, strict=True):
+        for name in ("entropy", "kl", "grad_norm"):
+            assert many[name] == pytest.approx(one[name], rel=1e-3, abs=1e-6), name
 
 
 @pytest.mark.slow
 def test_a_mean_by_parts_does_not_shrink_with_blank_parts(tiny_model: Path, tmp_path: Path) -> None:
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from assay.optimizers.weights.trainer import Batch, TransitionTrainer
-
-    found = []
-    for parts in (1, 8):  # nine rows in parts of two: most likely, some are blank
-        rows = [Row(turn=0, prompt_ids=[5, 6], completion_ids=[7, 8], trained=[True, True], advantage=1.0) for _ in range(9)]
-        more = {"per_device_train_batch_size": 8 // parts, "gradient_accumulation_steps": parts, "steps_per_generation": parts, "loss_type": "bnpo"}
-        trainer = TransitionTrainer(
-            model=AutoModelForCausalLM.from_pretrained(tiny_model), args=arguments(tmp_path / str(parts), **more),
-            train_dataset=Dataset.from_list([{"prompt": "", "index": at} for at in range(4)]),
-            processing_class=AutoTokenizer.from_pretrained(tiny_model), collect=lambda inputs, trainer, rows=rows: Batch(rows),
-        )  # fmt: skip
-        trainer.train()
-        found.append([line["grad_norm"] for line in trainer.state.log_history if "grad_norm" in line])
-    assert found[1] == pytest.approx(found[0], rel=1e-3)
+    rows = [Row(turn=0, prompt_ids=[5, 6], completion_ids=[7, 8], trained=[True, True], advantage=1.0) for _ in range(9)]
+    whole, shared = (logged(tiny_model, tmp_path, rows, parts, loss_type="bnpo") for parts in (1, 8))  # parts of two: most likely, some are blank
+    assert [line["grad_norm"] for line in shared] == pytest.approx([line["grad_norm"] for line in whole], rel=1e-3)
 
 
 @pytest.mark.parametrize("vllm", [True, False])
