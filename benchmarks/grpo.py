@@ -28,8 +28,8 @@ from assay.optimizers import Session, Student
 from assay.optimizers.weights.base import lean_head, load_policy, lora_of, quiet
 from assay.optimizers.weights.config import PolicyConfig
 from assay.optimizers.weights.engines import LlamaPolicy, PolicyEngine, TrainerPolicy
+from assay.optimizers.weights.making import make_trainer
 from assay.optimizers.weights.online import Rollouts
-from assay.optimizers.weights.policy import make_trainer
 from assay.optimizers.weights.validation import Bench
 from assay.programs.adapters import make_adapter
 from assay.traces import Recorder, Store

@@ -12,7 +12,6 @@ import dspy
 from assay.api import evaluate
 from assay.errors import ConfigError
 from assay.jobs import Job, RunConfig, home_of, load_judge, load_rubric, open_job
-from assay.judges import ListwiseJudge
 from assay.optimizers import Progress
 from assay.optimizers.weights.config import PolicyConfig
 from assay.optimizers.weights.engines import LlamaPolicy, PolicyEngine, TrainerPolicy
@@ -91,9 +90,7 @@ def train(
     shown = (progress or Progress()) if not rank() else Progress()
     if rank():  # processes that train together each write a store of their own
         store = home_of(store) / f"rank-{rank()}" / "assay.db"
-    for cap in ("max_calls", "max_tokens", "max_cost_usd"):  # of all processes: each has its share
-        if options.get(cap) is not None and world() > 1:
-            options[cap] = options[cap] / world() if cap == "max_cost_usd" else max(1, options[cap] // world())
+    options = _shared_out(options)
     settings = PolicyConfig(algorithm=algorithm, **{key: options.pop(key) for key in list(options) if key in _OURS and key != "algorithm"})
     judge, parameters = options.get("judge_model"), {**options.pop("parameters", {}), "temperature": settings.temperature}
     common = {"model": settings.model, "seed": settings.seed, "cache": False, "name": name, "settings": repr(settings), **options}
@@ -117,6 +114,15 @@ def train(
         watcher = load_rubric(watching, judge_lm=job.session.judge_lm) if watching is not None else None
         source = Rollouts(main, job.splits.train, settings, engine, watching=watcher)
         return train_policy(source, name, settings, retained=kept, resume=resume, progress=shown)
+
+
+def _shared_out(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with this process's share of the caps, which are of all that train together."""
+    shared = dict(options)
+    for cap in ("max_calls", "max_tokens", "max_cost_usd"):
+        if shared.get(cap) is not None and world() > 1:
+            shared[cap] = shared[cap] / world() if cap == "max_cost_usd" else max(1, shared[cap] // world())
+    return shared
 
 
 def guards_of(
@@ -202,7 +208,7 @@ def independent(rubric: str | Path | Rubric, judge: str | None, model: str, *, f
     """
     found = load_rubric(rubric)
     judges = [load_judge(c.judge.use) if c.judge.use else None for c in found.criteria if c.judge is not None]
-    if compared := [one for one in judges if isinstance(one, ListwiseJudge) or (one is not None and one.compares)]:
+    if compared := [one for one in judges if one is not None and one.compares]:
         raise ConfigError(
             f"the rubric {found.name!r} has a judge that compares outputs ({compared[0].spec.text[:80]!r}), and a training scores each rollout by "
             "itself: take a judge of one output"

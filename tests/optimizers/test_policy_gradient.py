@@ -19,7 +19,7 @@ from assay.errors import ConfigError
 from assay.optimizers.weights.advantages import ValueMemory, assign_credit
 from assay.optimizers.weights.config import ALGORITHMS, PolicyConfig, SFTConfig
 from assay.optimizers.weights.guards import Watch
-from assay.optimizers.weights.policy import task_order
+from assay.optimizers.weights.making import task_order
 from assay.optimizers.weights.rows import Row, Trajectory, trained_tokens, trajectory_of
 from assay.traces import Rollout, Transition
 

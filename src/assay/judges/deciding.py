@@ -164,7 +164,7 @@ class _Resolver:
     def __call__(self, criterion: Criterion) -> JudgeDecider | GroupDecider:
         assert criterion.judge is not None
         judge = self.find(criterion.judge.use) if criterion.judge.use else PointwiseJudge(criterion.judge)
-        if isinstance(judge, ListwiseJudge) or judge.compares:
+        if judge.compares:
             return GroupDecider(judge, self.lm)
         if not judge.spec.graded:
             raise RubricError(f"criterion {criterion.name!r}: its judge's scale is nominal; say what each word is worth in grades")

@@ -48,6 +48,8 @@ class ListwiseJudge(dspy.Module):  # type: ignore[misc]
         NoGrade: no output got a grade.
     """
 
+    compares = True
+
     def __init__(
         self,
         spec: JudgeSpec | Mapping[str, Any] | str = "Which output is the best answer to the task?",

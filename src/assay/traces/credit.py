@@ -13,7 +13,7 @@ import numpy as np
 from assay.errors import ConfigError, Unscored
 from assay.traces.records import Rollout
 
-__all__ = ["RETURNS", "Baseline", "fitted_values", "gae", "returns", "rewards_of"]
+__all__ = ["RETURNS", "Baseline", "differs_by_turn", "fitted_values", "gae", "returns", "rewards_of"]
 
 RETURNS = ("to_go", "episode", "step", "uniform")
 _EPSILON = 1e-4  # beside the deviation, as in TRL's GRPOTrainer
@@ -66,6 +66,11 @@ def returns(rewards: Sequence[float], *, scheme: str = "to_go", discount: float 
     return [total / len(rewards) if scheme == "uniform" else total] * len(rewards)
 
 
+def differs_by_turn(scheme: str, discount: float) -> bool:
+    """Whether the first call's return knows little of the later ones': single steps, and discounted."""
+    return scheme == "step" or discount < 1
+
+
 @dataclass
 class Baseline:
     """What the other rollouts of a group, or of a batch, were credited with at the same turn. Constant memory in their number.
@@ -73,8 +78,7 @@ class Baseline:
     Add every rollout, then ask for each one's advantages:
     A_t = (G_t - mean of the others' G at turn t) / (deviation of all episode returns + 1e-4). A rollout that had ended before
     turn t stands there with its last G, so that a longer way is held against what shorter ones arrived at. The episode return is the first
-    call's G. Where the first call knows little of the later ones (`every_turn`: returns of single steps, or discounted), the deviation is that
-    of all G, and groups differ where any turn does.
+    call's G. With `every_turn` (see `differs_by_turn`) the deviation is that of all G, and groups differ where any turn does.
 
     Sources: leave-one-out, RLOO (arXiv 2402.14740); the deviation, GRPO (arXiv 2402.03300, of the group) and REINFORCE++
     (arXiv 2501.03262, of the batch); by turn and with rollouts that ended, ours. It gives exactly 0 where all did equally well. With

@@ -22,7 +22,7 @@ import orjson
 from assay.errors import AssayError, ConfigError, DataError
 from assay.models.registry import tokenizer_of
 from assay.traces.balance import Sampler
-from assay.traces.credit import Baseline, returns
+from assay.traces.credit import Baseline, differs_by_turn, returns
 from assay.traces.export_config import ADVANTAGES, KINDS, ExportConfig
 from assay.traces.formats import JSON_COLUMNS, grpo_columns, grpo_rows, preference_rows, sft_rows, transition_row
 from assay.traces.gates import GateReport
@@ -281,7 +281,7 @@ class _Export:
         return ("good" if (episode.quality or 0.0) >= self.config.min_quality else "bad") if self.config.by_outcome else ""
 
     def _baseline(self) -> Baseline:
-        return Baseline(every_turn=self.config.returns == "step" or self.config.discount < 1)
+        return Baseline(every_turn=differs_by_turn(self.config.returns, self.config.discount))
 
     def _baselines(self, group: list[Episode]) -> dict[str, Baseline]:
         """Of the whole group, before the balance draws from it."""

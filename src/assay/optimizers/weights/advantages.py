@@ -9,7 +9,7 @@ import numpy as np
 
 from assay.optimizers.weights.config import PolicyConfig
 from assay.optimizers.weights.rows import Row, Trajectory
-from assay.traces.credit import Baseline, fitted_values, gae, returns
+from assay.traces.credit import Baseline, differs_by_turn, fitted_values, gae, returns
 
 __all__ = ["Credit", "ValueMemory", "assign_credit"]
 
@@ -89,7 +89,7 @@ def assign_credit(batch: Sequence[Trajectory], config: PolicyConfig, memory: Val
     whole = config.algorithm == "reinforce++"
     for members in [list(batch)] if whole else groups.values():
         rloo = config.algorithm == "rloo"
-        every_turn = config.returns == "step" or config.discount < 1
+        every_turn = differs_by_turn(config.returns, config.discount)
         baseline = Baseline(leave_one_out=rloo, scale=config.scale and not rloo, every_turn=every_turn)
         for one in members:
             baseline.add(credited[one.rollout])

@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import random
 import shutil
 import threading
 from collections import Counter
@@ -17,9 +16,10 @@ import numpy as np
 from assay.errors import Cancelled, ConfigError, DataError, Diverged, MissingExtra, StopRun
 from assay.models.adapters import keep_adapter, list_adapters, served_as
 from assay.optimizers.session import Progress
-from assay.optimizers.weights.base import Policy, fast_bf16, lean_head, load_policy, lora_of, quiet, tokenizer_sha
+from assay.optimizers.weights.base import Policy, lean_head, load_policy, quiet, tokenizer_sha
 from assay.optimizers.weights.config import PolicyConfig
 from assay.optimizers.weights.guards import Watch
+from assay.optimizers.weights.making import make_trainer
 from assay.optimizers.weights.offline import Recorded
 from assay.optimizers.weights.online import Rollouts, job_of
 from assay.optimizers.weights.page import of_other_seeds, write_report
@@ -37,7 +37,7 @@ from assay.optimizers.weights.work import (
     world,
 )
 
-__all__ = ["PolicyReport", "make_trainer", "task_order", "train_policy"]
+__all__ = ["PolicyReport", "train_policy"]
 
 _NOTES = "assay.json"  # in a checkpoint, beside what TRL keeps
 _HOW = (
@@ -376,19 +376,6 @@ class _Training:
         self.best = (told["best"][0], told["best"][1]) if told["best"] else None
 
 
-def task_order(items: int, config: PolicyConfig) -> list[int]:
-    """Which items each step takes, all of them before any comes again: one long epoch, so that a run that goes on takes the same."""
-    chosen, left, found = random.Random(config.seed), list[int](), list[int]()
-    for _ in range(math.ceil(config.steps / config.iterations)):
-        step, left = left[: config.tasks], left[config.tasks :]
-        if len(step) < config.tasks:  # a new round, in which those of this step come last
-            left = sorted(chosen.sample(range(items), items), key=set(step).__contains__)
-            missing = config.tasks - len(step)
-            step, left = step + left[:missing], left[missing:]
-        found += step
-    return found
-
-
 _HEAD_EVERY = 20  # steps
 _SHOWN = {
     "reward": "reward", "score": "score", "entropy": "entropy", "kl": "kl", "clip_ratio/region_mean": "clipped", "flat_groups": "flat",
@@ -400,36 +387,3 @@ _HEAD = f"{'step':>5}" + "".join(f"{label:>9}" for label in _SHOWN.values())
 def _line(step: int, told: Mapping[str, float]) -> str:
     """A row of the table that grows in the terminal, under `_HEAD`."""
     return f"{step:>5}" + "".join(f"{told[key]:>9.3g}" if key in told else " " * 9 for key in _SHOWN)
-
-
-def make_trainer(policy: Policy, config: PolicyConfig, tasks: int, out: Path, collect: Callable[..., Any], callback: Any) -> Any:
-    """The trainer of a new LoRA adapter on the rows that `collect` gives."""
-    import torch
-    from datasets import Dataset
-    from transformers import PrinterCallback
-    from trl import GRPOConfig
-
-    from assay.optimizers.weights.trainer import TransitionTrainer
-
-    cuda = torch.cuda.is_available()
-    micro, parts = config.shared_out(world())
-    every = config.iterations * math.ceil(config.save_every / config.iterations)  # rollouts that are used again are not in a checkpoint
-    vllm = {"use_vllm": True, "vllm_mode": config.vllm, "vllm_importance_sampling_correction": False} if config.vllm != "none" else {}
-    arguments = GRPOConfig(
-        output_dir=str(out), max_steps=config.steps, per_device_train_batch_size=micro, gradient_accumulation_steps=parts,
-        steps_per_generation=parts, num_generations=config.group, num_iterations=config.iterations, learning_rate=config.learning_rate,
-        beta=config.beta, epsilon=config.clip[0], epsilon_high=config.clip[1], loss_type=config.loss, temperature=config.temperature,
-        importance_sampling_level="sequence" if config.loss == "luspo" else "token",
-        max_completion_length=config.max_completion, max_grad_norm=config.max_grad_norm, lr_scheduler_type="constant", seed=config.seed,
-        logging_steps=1, logging_nan_inf_filter=False, save_strategy="steps", save_steps=every, save_total_limit=2,
-        report_to=config.report_to, bf16=fast_bf16(), use_cpu=not cuda, gradient_checkpointing=cuda,
-        shuffle_dataset=False, disable_tqdm=True, **vllm,
-    )  # fmt: skip
-    rows = Dataset.from_list([{"prompt": "", "index": at} for at in task_order(tasks, config)])
-    trainer = TransitionTrainer(
-        model=policy.model, args=arguments, train_dataset=rows, processing_class=policy.tokenizer, peft_config=lora_of(config.rank),
-        callbacks=[callback], collect=collect,
-    )  # fmt: skip
-    trainer.remove_callback(PrinterCallback)
-    callback.trainer = trainer
-    return trainer

@@ -190,7 +190,7 @@ class TRLReinforceJob(ReinforceJob):  # type: ignore[misc]
     def _work(self) -> None:
         from transformers import TrainerCallback
 
-        from assay.optimizers.weights.policy import make_trainer
+        from assay.optimizers.weights.making import make_trainer
 
         try:
             with quiet(), ready(), lean_head():
