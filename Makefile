@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export LITELLM_LOCAL_MODEL_COST_MAP := True
 
-.PHONY: demo test check lint clean
+.PHONY: demo test check lint chaos clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -36,6 +36,10 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Twenty kills of each kind of job, compared with unkilled runs (about a quarter of an hour on two cores).
+chaos: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos.py --kills 20
 
 check: lint test
 

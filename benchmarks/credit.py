@@ -29,6 +29,7 @@ from assay.cli.shared import Console
 from assay.optimizers.weights import SFTConfig, train_sft
 from assay.programs import Agent
 from assay.testing.fakes import scripted_lm
+from assay.traces.gates import Gates
 
 MODEL = "embedded/smollm2-135m"
 DECISIONS = {
@@ -92,14 +93,19 @@ def prepared(seed: int, count: int, folder: Path) -> str:
 
     assay.collect(f"{__file__}:Letter", rubric=str(folder / "rubric.yaml"), data=str(folder / "any.jsonl"), lm=scripted_lm(answer), n=1,
                   sizes={"train": count}, store=folder / "any.db")  # fmt: skip
-    assay.export("sft", folder / "rows", store=folder / "any.db", allow_ungated=True)
+    assay.export("sft", folder / "rows", store=folder / "any.db", gates=Gates(min_clean=0))
     told = train_sft(folder / "rows", "warm", SFTConfig(model=MODEL, epochs=1, held_out=0.0, seed=seed), progress=Console())
     return str(told.name)
 
 
 def one(scheme: str, seed: int, model: str, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     clock = time.perf_counter()
-    given = {"steps": arguments.steps, "group": arguments.group, "learning_rate": arguments.rate, "sizes": {"test": arguments.test_size, "val": 2}}
+    given = {
+        "steps": arguments.steps,
+        "num_generations": arguments.group,
+        "learning_rate": arguments.rate,
+        "sizes": {"test": arguments.test_size, "val": 2},
+    }
     report = assay.train(
         f"{__file__}:Letter", rubric=str(folder / "rubric.yaml"), data=str(folder / "letters.jsonl"), name=scheme.replace("_", "-"), model=model,
         returns=scheme, seed=seed, tasks=2, beta=0.0, outcome_weight=0.0, max_completion=12, evaluate_every=0, store=folder / f"{scheme}.db",

@@ -18,8 +18,9 @@ from typing import Any
 EXPORT = """
 import json, resource, sys, time
 from assay.exporting import export
+from assay.traces.gates import Gates
 clock = time.perf_counter()
-report = export("transitions", sys.argv[2], store=sys.argv[1], privacy=sys.argv[3], allow_ungated=True)
+report = export("transitions", sys.argv[2], store=sys.argv[1], privacy=sys.argv[3], gates=Gates(min_clean=0))
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 print(json.dumps({"seconds": time.perf_counter() - clock, "rows": report.rows, "peak_mb": peak}))
 """

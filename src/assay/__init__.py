@@ -19,6 +19,7 @@ _WHERE = {
     "Store": "assay.traces",
     "Task": "assay.datasets",
     "collect": "assay.exporting",
+    "compare": "assay.comparing",
     "compile": "assay.api",
     "compile_judge": "assay.judging",
     "evaluate": "assay.api",
@@ -40,6 +41,7 @@ __all__ = [*_WHERE, "__version__"]
 
 if TYPE_CHECKING:
     from assay.api import compile, evaluate, load, load_rubric
+    from assay.comparing import compare
     from assay.datasets import Task, load_tasks
     from assay.errors import AssayError
     from assay.exporting import collect, export

@@ -72,7 +72,8 @@ def freeze(judge: Judge, items: Sequence[Item], first: Answers, again: Answers, 
 def replay(judge: Judge, frozen: AnchorSet, session: Session) -> dict[str, Any]:
     """Asks again, and compares: see `assay.judges.drift.compare`."""
     items = [Item(id=str(at), shown=anchor.shown, ratings=()) for at, anchor in enumerate(frozen.anchors)]
-    return compare(frozen, values_of(judge_items(judge, items, session, name="anchors", split="anchors").answers, judge), made_by(judge, session))
+    judged = judge_items(judge, items, session, name="anchors", split="anchors")
+    return {**compare(frozen, values_of(judged.answers, judge), made_by(judge, session)), **judged.coverage(judge)}
 
 
 def replay_changed(source: Any, judge: Judge, session: Session) -> list[str]:

@@ -3,7 +3,8 @@
 Joins the rooms below: data, model, rubric with judges, program, optimizer, artifact. The command line calls this.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,34 +12,44 @@ from typing import Any
 import dspy
 
 from assay.anchors import replay_of_rubric
+from assay.compilereport import compile_markdown
 from assay.datasets import SPLITS
 from assay.deployment import load_artifact
-from assay.deployment.artifact import check_pinned, check_place, is_artifact, runnable
-from assay.errors import BudgetExceeded, ConfigError, ModelError
-from assay.jobs import DEFAULT_MODEL, Job, RunConfig, home_of, keep_artifact, load_rubric, open_job, opened_store
+from assay.deployment.artifact import check_pinned, check_place, is_artifact, runnable, with_model_of
+from assay.errors import BudgetExceeded, ConfigError, ModelError, ProgramError
+from assay.given import given_lm, given_program
+from assay.jobs import DEFAULT_MODEL, Job, RunConfig, home_of, keep_artifact, load_rubric, open_job, opened_store, salt_in
 from assay.models import Meter, get_lm
+from assay.models.roles import Endpoint
 from assay.optimizers import AUTO_SEARCH_CALLS, CompileConfig, CompileOutcome, Evaluation, Progress, compile_prompts
 from assay.optimizers import evaluate as run_evaluation
 from assay.optimizers.estimate import Estimate, estimate_compile
-from assay.optimizers.session import as_prediction
+from assay.optimizers.reserve import announce_splits, too_few_to_score
+from assay.optimizers.session import Measured
+from assay.preflight import checked
 from assay.programs import load_program, program_inputs, program_version
+from assay.programs.wrapping import as_prediction
+from assay.reprs import Shown
 from assay.rubrics import Rubric
 from assay.traces import Recorder, Rollout
+from assay.traces.missed import NOTHING, Unrecorded
+from assay.traces.sealing import Openings, claim_salt, openings_line, resolve_salt
 from assay.verdicts import corrected_by_people
 
 __all__ = ["CompileReport", "EvaluationReport", "RunConfig", "compile", "evaluate", "load", "load_rubric", "run"]
 
 
-@dataclass
-class CompileReport:
+@dataclass(repr=False)
+class CompileReport(Shown):
     """What `compile` returns. `to_dict()` is the `--json` object; `program` runs under any language model."""
 
     artifact: Path
     outcome: CompileOutcome
     meter: Meter
     config: RunConfig
-    unseen: int = 0
+    unrecorded: Unrecorded = NOTHING
     dropped_rows: int = 0
+    openings: Openings | None = None  # of the test split
 
     @property
     def program(self) -> dspy.Module:
@@ -53,10 +64,11 @@ class CompileReport:
             "search_calls": search.calls,
             "calls": usage.calls,
             "cached": usage.cached,
+            "repeated_calls": usage.repeated,
             "tokens": usage.tokens,
             "cost_usd": usage.cost_usd,
             "unpriced_calls": usage.unpriced,
-            "unseen_calls": self.unseen,
+            **self.unrecorded.to_dict(),
             "rows_not_stored": self.dropped_rows,
             "replaces": outcome.replaces,
             "gate": outcome.gate.to_dict() if outcome.gate else None,
@@ -68,29 +80,32 @@ class CompileReport:
                 "compiled": outcome.test_compiled.report() if outcome.test_compiled else None,
                 "gain": outcome.test_gain.to_dict() if outcome.test_gain else None,
             },
+            "test_openings": self.openings.to_dict() if self.openings else None,
         }
 
 
-@dataclass
-class EvaluationReport:
+@dataclass(repr=False)
+class EvaluationReport(Shown):
     """What `evaluate` returns."""
 
     evaluation: Evaluation
     meter: Meter
     split: str
     stopped: str | None = None
-    unseen: int = 0
+    unrecorded: Unrecorded = NOTHING
     dropped_rows: int = 0
     alarms: Sequence[str] = ()  # of judges that were compiled, and no longer judge as they did
     corrected: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # by criterion, see `assay.verdicts.corrected_by_people`
+    openings: Openings | None = None  # of the test split
+    notes: Sequence[str] = ()
 
     def to_dict(self) -> dict[str, Any]:
         usage = self.meter.usage
         return {
-            "result": self.evaluation.report(), "split": self.split, "calls": usage.calls, "cached": usage.cached,
-            "tokens": usage.tokens, "cost_usd": usage.cost_usd, "stopped": self.stopped, "alarms": list(self.alarms),
-            "corrected": dict(self.corrected),
-            "unseen_calls": self.unseen, "rows_not_stored": self.dropped_rows,
+            "result": self.evaluation.report(), "split": self.split, "calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated,
+            "tokens": usage.tokens, "cost_usd": usage.cost_usd, "stopped": self.stopped, "alarms": list(self.alarms), "notes": list(self.notes),
+            "corrected": dict(self.corrected), "test_openings": self.openings.to_dict() if self.openings else None,
+            **self.unrecorded.to_dict(), "rows_not_stored": self.dropped_rows,
         }  # fmt: skip
 
 
@@ -104,78 +119,121 @@ def load(path: str | Path, *, program: dspy.Module | None = None) -> dspy.Module
 
 
 def run(
-    program: str, inputs: Mapping[str, Any], *, model: str | None = None, api_base: str | None = None, store: str | Path | None = None
+    program: str | Path,
+    inputs: Mapping[str, Any],
+    *,
+    model: str | None = None,
+    api_base: str | None = None,
+    api_key_env: str | None = None,
+    store: str | Path | None = None,
 ) -> dspy.Prediction:
     """One recorded prediction of a program or an artifact, by name; the artifact's own model where none is named.
 
     Raises:
         AssayError: what was wrong, which rule, what to do.
     """
+    with predictor(program, model=model, api_base=api_base, api_key_env=api_key_env, store=store) as predict:
+        return predict(inputs)
+
+
+@contextmanager
+def predictor(
+    program: str | Path, *, model: str | None = None, api_base: str | None = None, api_key_env: str | None = None, store: str | Path | None = None
+) -> Iterator[Callable[[Mapping[str, Any]], dspy.Prediction]]:
+    """A function that gives recorded predictions, while it is open: `run` for many inputs. Settings as in `run`.
+
+    Raises:
+        AssayError: what was wrong, which rule, what to do.
+    """
+    program = str(program)
     artifact = load_artifact(program) if is_artifact(program) else None
     built: Any = artifact.runnable() if artifact else load_program(program)
     inner = artifact.program if artifact else built
     wanted = program_inputs(inner)
-    if wanted is not None and set(inputs) != set(wanted):
-        raise ConfigError(f"{program} takes the inputs {wanted}, got {sorted(inputs)}")
     name = model or (artifact.manifest["model"] if artifact else DEFAULT_MODEL)
     if api_base is None and model is None and artifact:
-        api_base = artifact.manifest.get("api_base")
-    client: dict[str, Any] = {"api_base": api_base} if api_base else {}
+        api_base, api_key_env = artifact.manifest.get("api_base"), api_key_env or artifact.manifest.get("api_key_env")
+    client = Endpoint(api_base, api_key_env).client(name)
+    salt = resolve_salt(None, store, artifact=salt_in(artifact)) if salt_in(artifact) else None
     with opened_store(store, Progress()) as opened:
+        if salt is not None:  # its rollouts may be of sealed tasks, which the salt tells
+            claim_salt(opened, salt)
         recorder = Recorder(opened)
-        rollout = Rollout(
-            phase="run", program=artifact.manifest["program"] if artifact else program, inputs=dict(inputs), model=name,
-            program_version=program_version(inner, artifact.settings["adapter"] if artifact else None),
-            parameters=artifact.settings["parameters"] if artifact else {},
-        )  # fmt: skip
+        if artifact is not None:
+            recorder.carried = frozenset((artifact.manifest.get("shown") or {}).get("tasks", ()))
         lm = get_lm(name, observers=[recorder.observe], **client)
         if artifact:
             check_pinned(artifact, lm)
-        with dspy.context(lm=lm), recorder.active(), recorder.rollout(rollout):
-            prediction = as_prediction(built(**inputs))
-            rollout.prediction = dict(prediction.items())
-    return prediction
+
+        def predict(inputs: Mapping[str, Any]) -> dspy.Prediction:
+            if wanted is not None and set(inputs) != set(wanted):
+                raise ConfigError(f"{program} takes the inputs {wanted}, got {sorted(inputs)}")
+            rollout = Rollout(
+                phase="run", program=artifact.manifest["program"] if artifact else program, inputs=dict(inputs), model=name,
+                program_version=program_version(inner, artifact.settings["adapter"] if artifact else None),
+                parameters=artifact.settings["parameters"] if artifact else {},
+            )  # fmt: skip
+            with dspy.context(lm=lm), recorder.active(), recorder.rollout(rollout):
+                prediction = as_prediction(built(**inputs))
+                rollout.prediction = dict(prediction.items())
+            return prediction
+
+        yield predict
 
 
 def compile(
-    program: str | dspy.Module,
+    program: Any,
     *,
     rubric: str | Path | Rubric,
-    data: str,
+    data: Any,
     lm: dspy.LM | None = None,
     out: str | Path | None = None,
     store: str | Path | None = None,
     resume: bool = False,
+    test: bool = True,
     progress: Progress | None = None,
     **options: Any,
 ) -> CompileReport:
     """Compiles a program's prompts against a rubric and reports it on the sealed test split.
 
     Args:
-        program: a name (`math_qa`, `file.py:Class`, `package.module:Class`), an artifact's path, or a `dspy.Module`.
+        program: a name (`math_qa`, `file.py:Class`, `package.module:Class`), an artifact's path, a `dspy.Module` or a class of one.
         rubric: a name, a YAML file, or a `Rubric`.
-        data: a dataset's spec, see `assay.datasets.iter_rows`.
-        lm: a `dspy.LM` of your own; else `model=` names one.
+        data: a dataset's spec, see `assay.datasets.iter_rows`, a path, a data frame, or a list of `dspy.Example` or mappings.
+        lm: a `dspy.LM` of your own; else `model=` names one; else the one that is set in DSPy; else the embedded model.
         out: folder of the artifact; by default `.assay/artifacts/PROGRAM-OPTIMIZER`.
+        test: whether the sealed test split is opened for the report at the end; gate decides either way.
         options: the fields of `RunConfig`.
     Raises:
         AssayError: what was wrong, which rule, what to do.
         Cancelled: the user stopped the run; call again with `resume=True`.
     """
+    program, lm = given_program(program), given_lm(lm, options)
     config = RunConfig.of(program, rubric, data, lm, **options)
-    check = CompileConfig(optimizer=config.optimizer, threshold=config.threshold, demos=config.demos)
+    check = CompileConfig(
+        optimizer=config.optimizer,
+        threshold=config.threshold,
+        demos=config.demos,
+        test=test,
+        decisions=replace(config.decisions, test=test),
+        settings=config.optimizer_settings or {},
+    )
     if config.optimizer == "auto" and config.max_search_calls is None:
         config = replace(config, max_search_calls=AUTO_SEARCH_CALLS)
     shown = progress or Progress()
     if out is not None:
         check_place(Path(out).resolve())
     with open_job(config, program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume) as job:
-        _announce(job, shown, config)
+        if not job.student.program.predictors():
+            raise ProgramError(f"{config.program} has no predictors, so there is nothing to compile; evaluate it, or tune it where it is an agent")
         job.status = "stopped"  # until all of it is done
+        warnings = announce_splits(job.splits, shown)
+        _announce(job, shown, config, checked(job, job.splits.val, split="val"))
         alarms = replay_of_rubric(job.session.rubric, job.session)
         outcome = compile_prompts(job.student, job.splits, job.session, check, folder=job.folder)
-        outcome.notes += alarms
-        report = CompileReport(Path(), outcome, job.session.meter, config, job.session.recorder.unseen, job.store.dropped)
+        outcome.notes += [*warnings, *alarms]
+        report = CompileReport(Path(), outcome, job.session.meter, config, job.session.recorder.unrecorded, job.store.dropped)
+        report.openings = job.openings
         if outcome.stopped is None:
             job.status = "done"
         report.artifact = _save(job, report, Path(out) if out else home_of(store) / "artifacts" / _artifact_name(job, config))
@@ -189,12 +247,12 @@ def _artifact_name(job: Job, config: RunConfig) -> str:
     return f"{short}-{config.optimizer.rpartition(':')[2].lower()}"
 
 
-def _announce(job: Job, progress: Progress, config: RunConfig) -> None:
-    splits, guess = job.splits, estimate_compile(job.student, job.splits, job.session, demos=config.demos)
-    sizes = ", ".join(f"{name} {count}" for name, count in splits.sizes().items())
-    left_out = f" ({splits.duplicates} duplicates and {splits.conflicts} contradictions left out)" if splits.duplicates or splits.conflicts else ""
-    progress.say(f"tasks: {sizes}{left_out}; the test split is sealed")
-    progress.say(_estimate_line(guess, config))
+def _announce(job: Job, progress: Progress, config: RunConfig, measured: Measured | None) -> None:
+    guess = estimate_compile(job.student, job.splits, job.session, demos=config.demos)
+    minutes = ""
+    if measured is not None and measured.latency_s is not None:
+        minutes = f"; about {guess.calls * measured.latency_s / max(1, job.session.threads) / 60:.1f} minutes at the latency of the preflight"
+    progress.say(_estimate_line(guess, config) + minutes)
 
 
 def _estimate_line(guess: Estimate, config: RunConfig) -> str:
@@ -212,26 +270,20 @@ def _save(job: Job, report: CompileReport, folder: Path) -> Path:
 
 def _markdown(report: CompileReport) -> str:
     data = report.to_dict()
-    lines = [f"# {report.config.program}, compiled with {data['optimizer']}", "", f"Model `{report.config.model}`, winner: {data['winner']}.", ""]
-    before, after = data["test"]["baseline"], data["test"]["compiled"]
-    if before and after:
-        lines += ["| sealed test | baseline | compiled |", "|---|---|---|", f"| score | {before['score']} | {after['score']} |"]
-        lines += [f"| {name} | {before['criteria'][name]} | {after['criteria'][name]} |" for name in before["criteria"]]
-        lines += ["", f"Gain, paired, 95 %: {data['test']['gain']}. Replaces the baseline (gate): {data['replaces']}."]
-    lines += ["", f"{data['calls']} calls ({data['search_calls']} searching), {data['tokens']} tokens, {data['cost_usd']} USD."]
-    return "\n".join(lines) + "\n"
+    return compile_markdown(data, program=report.config.program, model=report.config.model, openings=openings_line(data["test_openings"]))
 
 
 def evaluate(
-    program: str | dspy.Module,
+    program: Any,
     *,
     rubric: str | Path | Rubric,
-    data: str,
+    data: Any,
     split: str = "val",
     samples: int = 1,
     lm: dspy.LM | None = None,
     store: str | Path | None = None,
     resume: bool = False,
+    opens_as: str | None = None,
     progress: Progress | None = None,
     **options: Any,
 ) -> EvaluationReport:
@@ -240,7 +292,10 @@ def evaluate(
     A cap that is reached ends it with the tasks that were finished; the report's `stopped` says so.
 
     Args:
+        program: as in `compile`, or a function of the task's inputs, or an agent with `execute` and `set_parameters`.
+        data: as in `compile`, and so is `lm`; without one an artifact is evaluated with the model that it was measured with.
         samples: runs of each task; a task's score is their mean, and how well its answers agree is part of its coherence.
+        opens_as: the job that an opening of the test split is counted for, where this evaluation is a part of one.
     Raises:
         AssayError: what was wrong, which rule, what to do.
     """
@@ -248,16 +303,21 @@ def evaluate(
         raise ConfigError(f"split={split!r} must be one of {', '.join(SPLITS)}")
     if samples < 1:
         raise ConfigError(f"samples={samples!r} must be at least 1")
+    program = given_program(program)
     if lm is None and options.get("model") is None and isinstance(program, str) and is_artifact(program):
-        manifest = load_artifact(program).manifest
-        options["model"], options["api_base"] = manifest["model"], options.get("api_base") or manifest.get("api_base")
+        options = with_model_of(program, options)
+    lm = given_lm(lm, options)
     options = {"kind": "evaluate", **{key: value for key, value in options.items() if value is not None}}
     config, shown = RunConfig.of(program, rubric, data, lm, **options), progress or Progress()
     evaluation, stopped, alarms = Evaluation(), None, list[str]()
-    with open_job(config, program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume, need=(split,)) as job:
+    with open_job(config, program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume, need=(split,), opens_as=opens_as) as job:
+        few = too_few_to_score(job.splits.sizes(), split)
+        if few is not None:
+            shown.say(f"warning: {few}")
         tasks = job.splits.unseal() if split == "test" else getattr(job.splits, split)
         job.session.know(tasks, split)
         try:
+            checked(job, tasks, split=split)
             alarms = replay_of_rubric(job.session.rubric, job.session)
             with job.session.phase("evaluate"):
                 run_evaluation(job.student, tasks, job.session, name=f"evaluate: {split}", samples=samples, into=evaluation)
@@ -267,4 +327,7 @@ def evaluate(
         if job.session.rubric.needs_judge:
             job.store.flush()
             corrected = corrected_by_people(job.session.rubric, job.store, job.run_id)
-    return EvaluationReport(evaluation, job.session.meter, split, stopped, job.session.recorder.unseen, job.store.dropped, alarms, corrected)
+    return EvaluationReport(
+        evaluation, job.session.meter, split, stopped, job.session.recorder.unrecorded, job.store.dropped, alarms, corrected, job.openings,
+        [few] if few else [],
+    )  # fmt: skip

@@ -4,6 +4,8 @@
 and a cap that is swallowed is no cap.
 """
 
+from enum import StrEnum
+
 __all__ = [
     "ArtifactError",
     "AssayError",
@@ -12,17 +14,36 @@ __all__ = [
     "ConfigError",
     "DataError",
     "Diverged",
+    "FailureKind",
+    "LowCoverage",
     "MissingExtra",
     "ModelError",
     "OptimizerError",
     "ParameterError",
     "ProgramError",
+    "ProgramFailed",
     "RubricError",
     "SealedSplit",
     "StopRun",
     "StoreError",
+    "UnknownRollout",
     "Unscored",
 ]
+
+
+class FailureKind(StrEnum):
+    """Why a transition, rollout or verdict failed. Stored with it; code decides by this value, never by the text of a message."""
+
+    PARSE = "parse"  # the model answered, and the answer could not be parsed into the fields that were asked for
+    CONTEXT = "context"  # the request did not fit into the model's context
+    TIMEOUT = "timeout"  # no answer within the time limit
+    MODEL = "model"  # the model's server or engine failed: connection, 5xx, an error or an empty list in place of an answer
+    AGENT = "agent"  # the program raised, or gave no answer
+    TOOL = "tool"  # a tool raised
+    CHECK = "check"  # a check of the rubric raised
+    JUDGE = "judge"  # a judge gave no verdict
+    LOOP = "loop"  # the agent repeated itself until it was stopped
+    CAP = "cap"  # a cap on calls, tokens, dollars or time, or the user, stopped it
 
 
 class AssayError(Exception):
@@ -53,6 +74,10 @@ class Unscored(AssayError):
     """A score is missing (NaN): it is left out and counted, never used as a number."""
 
 
+class LowCoverage(AssayError, RuntimeError):
+    """Less was scored than is required: a criterion was not decided on too many tasks."""
+
+
 class ModelError(AssayError, RuntimeError):
     """A model cannot be found, fetched, verified or started."""
 
@@ -69,12 +94,20 @@ class ProgramError(AssayError, ValueError):
     """A program cannot be found, built or loaded."""
 
 
+class ProgramFailed(AssayError, RuntimeError):
+    """A program raised the same exception on each of its first tasks; the message has the traceback with file and line."""
+
+
 class ArtifactError(AssayError, ValueError):
     """An artifact is missing parts, was changed by hand, or is of a newer format."""
 
 
 class StoreError(AssayError, RuntimeError):
     """The store cannot be opened, written or read."""
+
+
+class UnknownRollout(StoreError):
+    """No rollout of this name or id is in the store, or open."""
 
 
 class MissingExtra(AssayError, ImportError):

@@ -1,26 +1,36 @@
 """The users' lines around training data in Python: `assay.export`, `assay.collect`, `forget_subject`. The command line calls these."""
 
+import json
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import dspy
 
-from assay.errors import BudgetExceeded, ConfigError, RubricError
-from assay.jobs import Job, RunConfig, load_rubric, open_job
-from assay.models import Meter, get_lm
+from assay.errors import BudgetExceeded, ConfigError
+from assay.given import given_lm, given_program
+from assay.jobs import Job, RunConfig, home_of, load_rubric, open_job
+from assay.models import Meter, ResponseCache, get_lm
+from assay.models.adapters import list_adapters
+from assay.models.roles import Endpoint, is_embedded
 from assay.optimizers import Evaluation, Progress, Student
 from assay.optimizers import evaluate as run_evaluation
+from assay.optimizers.session import has_tools
+from assay.preflight import checked
 from assay.recording import score_rollout, task_of
-from assay.rubrics import SHIPPED, Rubric
-from assay.traces import Recorder, Store
+from assay.reprs import Shown
+from assay.rubricfiles import portable_rubric
+from assay.rubrics import Rubric, ScoreResult
+from assay.rubrics.coverage import coverage_report
+from assay.traces import Recorder, Rollout, Store
 from assay.traces.balance import Balance
+from assay.traces.erasure import erase_subject
 from assay.traces.export import ExportConfig, ExportReport, export_traces
 from assay.traces.gates import Gates
+from assay.traces.missed import NOTHING, Unrecorded
 from assay.traces.records import subject_digest
 from assay.traces.selection import Selection
 
@@ -49,23 +59,14 @@ def export(
     """
     if unknown := sorted(set(options) - {item.name for item in fields(ExportConfig)}):
         raise ConfigError(f"{unknown} are no settings of an export; there are {', '.join(item.name for item in fields(ExportConfig))}")
-    config = ExportConfig(kind=kind, selection=selection or Selection(), gates=gates or Gates(), balance=balance or Balance(), **options)
+    gates = gates or Gates()
+    if options.get("privacy") == "off":  # chosen: there is nothing left for a gate to ask
+        gates = replace(gates, privacy="off")
+    config = ExportConfig(kind=kind, selection=selection or Selection(), gates=gates, balance=balance or Balance(), **options)
     shown = progress or Progress()
-    path = _portable(rubric) if rubric is not None else None
+    carried = portable_rubric(rubric) if rubric is not None else None
     with Store(store) as opened:
-        return export_traces(opened, out, config, rubric=path, bar=lambda total: shown.bar(f"export {kind}", total))
-
-
-def _portable(rubric: str | Path) -> Path:
-    """The rubric's file, which must work from another folder as well: its checks are named by module."""
-    path = Path(__file__).parent / "rubrics" / "shipped" / f"{rubric}.yaml" if rubric in SHIPPED else Path(rubric)
-    load_rubric(path)
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if ".py:" in line.partition("#")[0] or re.search(r"\buse:\s*\S+\.ya?ml", line):
-            raise RubricError(
-                f"{line.strip()!r} is a file of this folder, which does not travel with an export; name a check as package.module:function"
-            )
-    return path
+        return export_traces(opened, out, config, rubric=carried, bar=lambda total: shown.bar(f"export {kind}", total))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,7 @@ class CollectConfig(RunConfig):
             raise ConfigError(f"n={self.n!r} must be at least 1")
         if self.split not in ("train", "val"):
             raise ConfigError(f"split={self.split!r} must be train or val: what comes of the other splits may never be trained on")
-        if self.untruncated and not self.model.startswith("embedded/"):
+        if self.untruncated and not is_embedded(self.model):
             raise ConfigError(f"untruncated would have no effect on {self.model}: its server has limits of its own. Set them there")
 
     @property
@@ -92,8 +93,8 @@ class CollectConfig(RunConfig):
         return {"top_p": 1.0} if self.untruncated else {}
 
 
-@dataclass
-class CollectReport:
+@dataclass(repr=False)
+class CollectReport(Shown):
     """What `collect` did: one evaluation over all rollouts, and how many of them were there before."""
 
     evaluation: Evaluation
@@ -102,7 +103,7 @@ class CollectReport:
     rollouts: int
     kept: int
     stopped: str | None = None
-    unseen: int = 0
+    unrecorded: Unrecorded = NOTHING
 
     def to_dict(self) -> dict[str, Any]:
         usage, result = self.meter.usage, self.evaluation.report()
@@ -110,16 +111,17 @@ class CollectReport:
         spread = [len({round(s.value, 9) for s in samples}) > 1 for samples in self.evaluation._samples.values() if len(samples) > 1]
         return {
             "run": self.run_id, "rollouts": self.rollouts, "kept_from_before": self.kept, "tasks": len(values), "result": result,
-            "groups_with_spread": sum(spread), "calls": usage.calls, "cached": usage.cached, "tokens": usage.tokens, "cost_usd": usage.cost_usd,
-            "stopped": self.stopped, "unseen_calls": self.unseen,
+            "groups_with_spread": sum(spread), "calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated,
+            "tokens": usage.tokens, "cost_usd": usage.cost_usd,
+            "stopped": self.stopped, **self.unrecorded.to_dict(),
         }  # fmt: skip
 
 
 def collect(
-    program: str | dspy.Module,
+    program: Any,
     *,
     rubric: str | Path | Rubric,
-    data: str,
+    data: Any,
     n: int = 8,
     split: str = "train",
     over: Sequence[Mapping[str, Any]] = (),
@@ -144,6 +146,7 @@ def collect(
     Raises:
         AssayError: what was wrong, which rule, what to do.
     """
+    program, lm = given_program(program), given_lm(lm, options)
     config = CollectConfig.of(program, rubric, data, lm, n=n, split=split, over=tuple(over), untruncated=untruncated, **options)
     assert isinstance(config, CollectConfig)
     shown = progress or Progress()
@@ -151,16 +154,18 @@ def collect(
     with open_job(config, program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume, need=(split,)) as job:
         tasks = getattr(job.splits, split)
         job.session.know(tasks, split)
-        done = _finished(job) if resume else set()
+        done = _finished(job) if job.session.recorder.resumed else {}
         try:
+            checked(job, tasks, split=split, student=_sampler(job, 0, over))
             with job.session.phase("collect"):
                 for sample in range(n):
-                    left = [task for task in tasks if (task.id, sample) not in done]
-                    kept += len(tasks) - len(left)
-                    run_evaluation(_sampler(job, sample, over), left, job.session, name=f"collect: rollout {sample + 1} of {n}", into=evaluation)
+                    known = {task.id: done[task.id, sample] for task in tasks if (task.id, sample) in done}
+                    kept += len(known)
+                    name = f"collect: rollout {sample + 1} of {n}"
+                    run_evaluation(_sampler(job, sample, over), tasks, job.session, name=name, into=evaluation, known=known)
         except BudgetExceeded as cap:
             job.status, stopped = "stopped", str(cap)
-    return CollectReport(evaluation, job.session.meter, job.run_id, len(evaluation.runs) + kept, kept, stopped, job.session.recorder.unseen)
+    return CollectReport(evaluation, job.session.meter, job.run_id, len(evaluation.runs), kept, stopped, job.session.recorder.unrecorded)
 
 
 def _sampler(job: Job, sample: int, over: Sequence[Mapping[str, Any]]) -> Student:
@@ -173,11 +178,23 @@ def _sampler(job: Job, sample: int, over: Sequence[Mapping[str, Any]]) -> Studen
     return student
 
 
-def _finished(job: Job) -> set[tuple[str, int]]:
-    """Tasks and samples that the run has scored already; those that were cut off, or failed by the machinery, run again."""
-    return {
-        (r.task_id, r.sample) for r in job.store.rollouts(run_id=job.run_id) if r.phase == "collect" and r.status in ("done", "failed") and r.rubric
-    }
+def _finished(job: Job) -> dict[tuple[str, int], dspy.Prediction]:
+    """What the run has scored already, by task and sample; what was cut off, or failed by the machinery, runs again."""
+    tools = has_tools(job.student.program)
+    rows = [r for r in job.store.rollouts(run_id=job.run_id) if r.phase == "collect" and r.status in ("done", "failed") and r.rubric and r.task_id]
+    return {(r.task_id, r.sample): _prediction_of(job.store.rollout(r.id), tools) for r in rows if r.source == "program"}
+
+
+def _prediction_of(rollout: Rollout, tools: bool) -> dspy.Prediction:
+    """A stored rollout as the scored prediction that it was."""
+    prediction = dspy.Prediction(**(rollout.prediction or {}))
+    failed = rollout.error if rollout.status == "failed" else None
+    value = math.nan if rollout.score is None else rollout.score
+    reason = next((verdict.reason for verdict in rollout.verdicts if verdict.grade is None), "")
+    coverage = 1.0 if rollout.coverage is None else rollout.coverage
+    prediction._result = ScoreResult(value=value, verdicts=tuple(rollout.verdicts), coverage=coverage, feedback=reason, failed=failed)
+    prediction._rollout, prediction._has_tools = rollout, tools
+    return prediction
 
 
 def score_rollouts(
@@ -187,6 +204,8 @@ def score_rollouts(
     runs: Sequence[str] = (),
     again: bool = False,
     judge_model: str | None = None,
+    judge_api_base: str | None = None,
+    judge_api_key_env: str | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Scores what is in the store by a rubric, step rewards included: rollouts of the gateway, of imports, of other rubrics.
@@ -195,12 +214,15 @@ def score_rollouts(
         runs: only these; all where empty.
         again: those that have a score already as well; it is replaced.
         judge_model: decides criteria that need a judge; without one they are not decided.
+        judge_api_base: address of its server; the provider's own where None.
+        judge_api_key_env: environment variable with its key.
     Returns:
-        `scored`, `unscored` (the rubric could not decide), `skipped` (a score was there), and the `mean`.
+        `scored`, `unscored` (the rubric could not decide), `skipped` (a score was there), the `mean`, and of what was scored
+        now `coverage` and `undecided`, see `assay.rubrics.coverage`.
     """
-    judge = get_lm(judge_model, temperature=0.1) if judge_model else None
+    judge = get_lm(judge_model, temperature=0.1, **Endpoint(judge_api_base, judge_api_key_env).client(judge_model)) if judge_model else None
     measure, shown = load_rubric(rubric, judge_lm=judge), progress or Progress()
-    counts, values = Counter[str](), []
+    counts, values, results = Counter[str](), list[float](), list[ScoreResult]()
     wanted: list[str | None] = [*runs] or [None]
     with Store(store) as opened:
         found = [
@@ -215,11 +237,50 @@ def score_rollouts(
                     value = score_rollout(measure, task_of(rollout), rollout, Recorder(opened))
                     counts["unscored" if math.isnan(value) else "scored"] += 1
                     values += [] if math.isnan(value) else [value]
+                    results.append(_as_scored(rollout, value))
                 advance(1)
-    return {name: counts[name] for name in ("scored", "unscored", "skipped")} | {"mean": math.fsum(values) / len(values) if values else None}
+    mean = math.fsum(values) / len(values) if values else None
+    return {name: counts[name] for name in ("scored", "unscored", "skipped")} | {"mean": mean, **coverage_report(results)}
+
+
+def _as_scored(rollout: Rollout, value: float) -> ScoreResult:
+    """A scored rollout as the result that its verdicts came from."""
+    failed = None if rollout.status == "done" and rollout.prediction is not None else rollout.error or "the agent gave no answer"
+    return ScoreResult(value=value, verdicts=tuple(rollout.verdicts), failed=failed)
 
 
 def forget_subject(subject: str, *, store: str | Path | None = None) -> dict[str, Any]:
-    """Removes all rollouts of a data subject from the store, and names what was made from them before."""
+    """Removes a data subject's rollouts from the store, their tasks from the prompts of others, and the answers to both from the
+    response cache.
+
+    Returns:
+        `removed` (rollouts), `prompts_emptied` (calls of others that showed a task of theirs), `cached_answers_removed`, and
+        `made_from_them`: artifacts, exports and adapters, which are not changed. Delete them, or make them anew.
+    Raises:
+        CacheError: the response cache could not be written.
+    """
     with Store(store) as opened:
-        return {"subject": subject, "removed": opened.forget_subject(subject), "made_from_them": opened.artifacts_of(subject_digest(subject))}
+        erased = erase_subject(opened, subject)
+        person = subject_digest(subject)
+        made = opened.artifacts_of(person)
+    cache = home_of(store) / "cache" / "responses.db"
+    answers = _forget_answers(cache, [request for request, _, _ in erased.calls]) if cache.is_file() else 0
+    adapters = [str(adapter.path) for adapter in list_adapters() if _made_from(adapter.made, person, made)]
+    return {
+        "subject": subject, "removed": erased.removed, "prompts_emptied": erased.prompts, "cached_answers_removed": answers,
+        "made_from_them": [*made, *adapters],
+    }  # fmt: skip
+
+
+def _forget_answers(path: Path, requests: Sequence[dict[str, Any]]) -> int:
+    cache = ResponseCache(path)
+    try:
+        return cache.forget(requests)
+    finally:
+        cache.close()
+
+
+def _made_from(made: Mapping[str, Any], person: str, folders: Sequence[str]) -> bool:
+    """Whether an adapter was trained on a person's tasks, or on an export that holds them."""
+    text = json.dumps(made, default=str)
+    return person in (made.get("people") or ()) or any(json.dumps(folder) in text for folder in folders)

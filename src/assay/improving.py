@@ -2,39 +2,51 @@
 each step is kept only where the gate favours it, and the sealed test is reported at the end."""
 
 import json
+import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from assay.api import compile as compile_program
 from assay.api import evaluate
+from assay.datasets.memory import data_spec
 from assay.deployment.artifact import check_place, is_artifact
-from assay.errors import BudgetExceeded, ConfigError, DataError, Diverged
+from assay.errors import AssayError, BudgetExceeded, ConfigError, DataError, Diverged
 from assay.exporting import collect, export
-from assay.jobs import RunConfig, home_of, keep_artifact, load_rubric, open_job
+from assay.improvechecks import Trial, check_start, compare_on_gate
+from assay.jobs import RunConfig, home_of, keep_artifact, load_rubric, open_job, pinned
+from assay.models import Meter
 from assay.models.adapters import adapter_home, find_adapter, served_as
-from assay.optimizers import Progress, paired_gain
+from assay.optimizers import Progress
+from assay.optimizers.comparison import ended_early
 from assay.optimizers.weights import SFTConfig, train_sft
 from assay.optimizers.weights.config import PolicyConfig, made_of
 from assay.optimizers.weights.page import interval
 from assay.optimizers.weights.validation import compared
 from assay.optimizers.weights.work import check_free
+from assay.reprs import Shown
+from assay.traces.gates import Gates
+from assay.traces.records import new_id
+from assay.traces.sealing import openings_line
 from assay.traces.selection import Selection
-from assay.training import guards_of, independent, train
+from assay.training import Retained, guards_of, independent, train
 
 T = TypeVar("T")
 
 __all__ = ["STEPS", "ImproveReport", "improve"]
 
+_NO_GATES = Gates(min_transitions=0, min_clean=0, min_task_types=0, privacy="off")  # of rows that stay on this machine
 STEPS = ("prompts", "sft", "grpo")
 CAPS = ("max_calls", "max_tokens", "max_cost_usd")
+_WHAT = {"max_calls": "calls", "max_tokens": "tokens", "max_cost_usd": "dollars"}
 _FORMAT = 1
 
 
-@dataclass
-class ImproveReport:
+@dataclass(repr=False)
+class ImproveReport(Shown):
     """What `improve` did. `steps` has each step with the gate's decision; `test` compares the start with what was kept."""
 
     artifact: Path | None
@@ -42,6 +54,8 @@ class ImproveReport:
     model: str
     steps: list[dict[str, Any]] = field(default_factory=list)
     test: dict[str, Any] | None = None
+    test_openings: dict[str, int] | None = None
+    notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "artifact": str(self.artifact) if self.artifact else None}
@@ -76,7 +90,7 @@ def improve(
         sft, grpo: settings of the two, by field of `SFTConfig` and `PolicyConfig`.
         retain, watch: guards of `grpo`, as in `assay.train`: what must not be forgotten, and a rubric that only looks on.
         resume: goes on with this name's unfinished improvement: finished steps are not run again.
-        options: the fields of `RunConfig`.
+        options: the fields of `RunConfig`; the caps are of all steps together.
     Raises:
         ConfigError: an unknown step, an adapter of this name, or nothing to resume.
     """
@@ -90,13 +104,16 @@ def improve(
     shown, place = progress or Progress(), Path(out) if out else home_of(store) / "artifacts" / name
     check_place(place.resolve())
     settings = dict(sft or {}), dict(grpo or {}), list(retain), watch
-    run = _Improvement(program, rubric, data, name, folder, store, shown, dict(options), rollouts, *settings)
-    run.begin(list(order), resume)
+    run = _Improvement(str(program), rubric, data_spec(data), name, folder, store, shown, dict(options), rollouts, *settings)
+    if (finished := run.begin(list(order), resume)) is not None:
+        return finished
+    run.check_start(order[0])
     for at, step in enumerate(order):
         if at >= len(run.report.steps):
             shown.say(f"step {at + 1} of {len(order)}: {step}")
             run.take(at, step)
     run.finish(place)
+    run.keep_report()
     shutil.rmtree(folder, ignore_errors=True)
     return run.report
 
@@ -119,8 +136,13 @@ class _Improvement:
     retain: list[str]
     watch: str | Path | None
     report: ImproveReport = field(init=False)
+    spent: dict[str, dict[str, float]] = field(default_factory=dict)  # of the caps, by part: one that is replayed is not counted twice
+    checked: bool = False  # whether the preflight is done
+    part: str = ""  # the one at work
+    opens_as: str = ""  # the job that the opening of the test split is counted for: start and end are one
 
-    def begin(self, order: list[str], resume: bool) -> None:
+    def begin(self, order: list[str], resume: bool) -> ImproveReport | None:
+        """Reads or writes the state; returns the report where it is to be resumed and had finished."""
         job = {
             "format": _FORMAT, "program": self.program, "rubric": str(self.rubric), "data": self.data, "order": order, "options": self.options,
             "rollouts": self.rollouts, "sft": self.sft, "grpo": self.grpo, "retain": self.retain, "watch": self.watch,
@@ -128,20 +150,23 @@ class _Improvement:
         job["options"] = {key: value for key, value in self.options.items() if key not in CAPS}  # they may be raised
         job = json.loads(json.dumps(job, default=str))
         told = self.folder / "state.json"
+        self.opens_as = f"improve-{self.name}-{new_id()[:12]}"
         judge, model = self.options.get("judge_model"), self._own_model()
         if {"sft", "grpo"} & set(order):
             independent(self.rubric, judge, model)
         guards_of(self.retain, self.watch, program=self._name(), data=self.data, judge=judge, model=model)
         if self.retain and self.grpo.get("evaluate_every") == 0:
             raise ConfigError("what is to be retained is looked at every evaluate_every steps, and 0 is never: give --grpo a number of steps")
-        if resume:
-            if not told.is_file():
-                raise ConfigError(f"there is no unfinished improvement {self.name!r} to resume in {self.folder.parent}")
+        if resume and not told.is_file() and (done := self._finished(job)) is not None:
+            return done
+        if resume and told.is_file():  # an improvement that was never begun begins
             state = json.loads(told.read_text(encoding="utf-8"))
             if state["job"] != job:
                 raise ConfigError(f"the improvement {self.name!r} was begun with other settings: resume with the same, or take another name")
-            self.job, self.report = job, ImproveReport(None, state["program"], state["model"], state["steps"])
-            return
+            self.job, self.report = job, ImproveReport(None, state["program"], state["model"], state["steps"], notes=state.get("notes", []))
+            self.opens_as = state.get("opens_as", self.opens_as)
+            self.spent, self.checked = state.get("spent", {}), state.get("checked", False)
+            return None
         if told.is_file():
             raise ConfigError(f"there is an unfinished improvement {self.name!r} in {self.folder}: add --resume, or take another name")
         self.job, self.report = job, ImproveReport(None, self.program, self._own_model())
@@ -152,6 +177,41 @@ class _Improvement:
                 check_free(f"{self.name}-{at + 1}")
                 shutil.rmtree(adapter_home().parent / "training" / f"{self.name}-{at + 1}", ignore_errors=True)  # of another one, begun and left
         self._keep()
+        return None
+
+    @contextmanager
+    def _part(self, name: str) -> Iterator[None]:
+        """A run inside is a part of this improvement: what a kill cut off is continued, and what had ended is replayed, not done twice."""
+        before, self.part = self.part, f"{len(self.report.steps)}.{name}"
+        try:
+            with pinned(f"improve-{self.opens_as.rpartition('-')[2]}.{self.part}"):
+                yield
+        finally:
+            self.part = before
+
+    def keep_report(self) -> None:
+        """Writes the report, which `resume` gives again where the process was killed before it could be shown."""
+        self._written(self._report_file, {"job": self.job, "report": self.report.to_dict()})
+
+    @property
+    def _report_file(self) -> Path:
+        return self.folder.parent / f"{self.name}.json"
+
+    def _finished(self, job: Mapping[str, Any]) -> ImproveReport | None:
+        """The report of this very improvement, where it had finished."""
+        if not self._report_file.is_file():
+            return None
+        kept = json.loads(self._report_file.read_text(encoding="utf-8"))
+        if kept["job"] != job:
+            return None
+        artifact = kept["report"]["artifact"]
+        return ImproveReport(**{**kept["report"], "artifact": Path(artifact) if artifact else None})
+
+    @staticmethod
+    def _written(path: Path, what: Mapping[str, Any]) -> None:
+        scratch = path.with_name(f".{path.name}")
+        scratch.write_text(json.dumps(what, default=str), encoding="utf-8")
+        scratch.replace(path)
 
     def _settings(self, kind: type[T], given: Mapping[str, Any], what: str) -> T:
         return made_of(kind, {"model": self.report.model, "seed": self.options.get("seed", 0), **given}, what)
@@ -169,10 +229,65 @@ class _Improvement:
 
     def _keep(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        state = {"job": self.job, "program": self.report.program, "model": self.report.model, "steps": self.report.steps}
-        scratch = self.folder / ".state.json"
-        scratch.write_text(json.dumps(state, default=str), encoding="utf-8")
-        scratch.replace(self.folder / "state.json")
+        state = {
+            "job": self.job,
+            "program": self.report.program,
+            "model": self.report.model,
+            "steps": self.report.steps,
+            "notes": self.report.notes,
+            "opens_as": self.opens_as,
+            "spent": self.spent,
+            "checked": self.checked,
+        }
+        self._written(self.folder / "state.json", state)
+
+    def _capped(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The options with what is left of the caps, which are of the whole improvement.
+
+        Raises:
+            BudgetExceeded: nothing is left.
+        """
+        left = dict(options)
+        for name in CAPS:
+            if left.get(name) is not None:
+                rest = left[name] - math.fsum(spent[name] for part, spent in self.spent.items() if part != self.part)
+                if rest <= 0:
+                    raise BudgetExceeded(f"the cap of {left[name]:g} {_WHAT[name]} of the whole improvement is reached", what=_WHAT[name])
+                left[name] = rest if name == "max_cost_usd" else int(rest)
+        return left
+
+    def _count(self, *meters: Meter) -> None:
+        used = [meter.usage for meter in meters]
+        self.spent[self.part] = {
+            "max_calls": sum(one.calls for one in used), "max_tokens": sum(one.tokens for one in used),
+            "max_cost_usd": math.fsum(one.cost_usd for one in used),
+        }  # fmt: skip
+        self._keep()
+
+    def check_start(self, step: str) -> None:
+        """The preflight, once, before the first step. Where it fails nothing has begun, so nothing is left that would have to be resumed.
+
+        Raises:
+            AssayError: see `assay.preflight.preflight`.
+        """
+        if self.report.steps or self.checked:
+            return
+        kept = [Retained.read(part) for part in self.retain]
+        trial = Trial(
+            program=self.program, rubric=self.rubric, data=self.data, split="val" if step == "prompts" else "train", watch=self.watch, retained=kept
+        )
+        try:
+            self.report.notes = check_start(
+                trial, part=self._part, count=self._count, options=self._start_options, store=self.store, progress=self.shown
+            )
+        except AssayError:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
+        self.checked = True
+        self._keep()
+
+    def _start_options(self) -> dict[str, Any]:
+        return {**self._capped(self.options), "model": self._own_model()}
 
     # -- steps
 
@@ -180,7 +295,8 @@ class _Improvement:
         """One step, and whether the gate favours what came of it."""
         before = (self.report.program, self.report.model)
         try:
-            after = self._prompts(at) if step == "prompts" else self._weights(at, step)
+            with self._part(step):
+                after = self._prompts(at) if step == "prompts" else self._weights(at, step)
         except (DataError, Diverged) as error:
             told: dict[str, Any] = {"step": step, "kept": False, "gate": None, "note": str(error)}
         else:
@@ -194,10 +310,12 @@ class _Improvement:
 
     def _prompts(self, at: int) -> tuple[str, str]:
         out = self.folder / f"prompts-{at + 1}"
+        shutil.rmtree(out, ignore_errors=True)  # made before this improvement was cut off; the replay makes it again
         made = compile_program(
             self.report.program, rubric=self.rubric, data=self.data, out=out, store=self.store, progress=self.shown,
-            **{**self.options, "model": self.report.model},
+            test=False, **{**self._capped(self.options), "model": self.report.model},
         )  # fmt: skip
+        self._count(made.meter)
         if made.outcome.winner == "baseline":
             raise DataError("nothing beat the program as it is")
         return str(made.artifact), self.report.model
@@ -209,24 +327,26 @@ class _Improvement:
         begun = (adapter_home().parent / "training" / name / "job.json").is_file()
         if step == "grpo":
             settings = self._settings(PolicyConfig, self.grpo, "grpo")
-            kept = {key: value for key, value in self.options.items() if key not in ("model", "seed", "optimizer")}
+            kept = {key: value for key, value in self._capped(self.options).items() if key not in ("model", "seed", "optimizer")}
             kept["parameters"] = {key: value for key, value in kept.get("parameters", {}).items() if key != "temperature"}  # that of grpo counts
             given = {key: value for key, value in asdict(settings).items() if key != "algorithm"}
             trained = train(
                 self.report.program, rubric=self.rubric, data=self.data, name=name, algorithm=settings.algorithm, store=self.store,
-                progress=self.shown, resume=begun, retain=self.retain, watch=self.watch, **{**kept, **given},
+                progress=self.shown, resume=begun, retain=self.retain, watch=self.watch, test=False, **{**kept, **given},
             )  # fmt: skip
             if trained.name is None:
                 raise DataError(f"{self.report.model} is not served by name: its adapter is in {trained.path}")
             return self.report.program, trained.name
         rows = self.folder / f"sft-{at + 1}"
         if not begun:
-            collect(
+            collected = collect(
                 self.report.program, rubric=self.rubric, data=self.data, n=self.rollouts, store=self.store, progress=self.shown,
-                **{**self.options, "model": self.report.model},
+                **{**self._capped(self.options), "model": self.report.model},
             )  # fmt: skip
+            self._count(collected.meter)
             shutil.rmtree(rows, ignore_errors=True)
-            export("sft", rows, store=self.store, selection=Selection(programs=(self._name(),)), allow_ungated=True, progress=self.shown)
+            chosen = Selection(programs=(self._name(),))
+            export("sft", rows, store=self.store, selection=chosen, gates=_NO_GATES, progress=self.shown)
         config = self._settings(SFTConfig, self.sft, "sft")
         warmed = train_sft(rows, name, config, resume=begun, progress=self.shown)
         if warmed.name is None:
@@ -234,14 +354,23 @@ class _Improvement:
         return self.report.program, warmed.name
 
     def _gate(self, before: tuple[str, str], after: tuple[str, str]) -> dict[str, Any]:
-        old, new = (self._scores(*one, split="gate") for one in (before, after))
-        gain = paired_gain(old.scores, new.scores)
-        return {"gate": gain.to_dict(), "kept": gain.is_gain, "before": old.report()["score"], "after": new.report()["score"]}
+        found = compare_on_gate(
+            before, after, rubric=self.rubric, data=self.data, part=self._part, count=self._count, options=lambda: self._capped(self.options),
+            store=self.store, progress=self.shown,
+        )  # fmt: skip
+        sides = {"before": found.before.report()["score"], "after": found.after.report()["score"]}
+        note = ended_early(found, "gate")
+        return {"gate": found.gain.to_dict(), "kept": found.gain.is_gain, **sides, **({"note": note} if note else {})}
 
-    def _scores(self, program: str, model: str, *, split: str) -> Any:
-        found = evaluate(
-            program, rubric=self.rubric, data=self.data, split=split, store=self.store, progress=self.shown, **{**self.options, "model": model}
-        )
+    def _scores(self, program: str, model: str, *, split: str, side: str) -> Any:
+        with self._part(f"{split}-{side}"):
+            found = evaluate(
+                program, rubric=self.rubric, data=self.data, split=split, store=self.store, progress=self.shown, opens_as=self.opens_as,
+                **{**self._capped(self.options), "model": model},
+            )  # fmt: skip
+            self._count(found.meter)
+        if found.openings is not None:
+            self.report.test_openings = found.openings.to_dict()
         if found.stopped:
             raise BudgetExceeded(f"{found.stopped}; a part of the {split} split decides nothing. Raise the cap, and add --resume")
         return found.evaluation
@@ -252,13 +381,15 @@ class _Improvement:
         """The sealed test, start beside end, and the artifact."""
         report, start = self.report, self._own_model()
         if (report.program, report.model) != (self.program, start):
-            before = self._scores(self.program, start, split="test")
-            report.test = compared(before, self._scores(report.program, report.model, split="test"))
+            before = self._scores(self.program, start, split="test", side="before")
+            report.test = compared(before, self._scores(report.program, report.model, split="test", side="after"))
         config = RunConfig.of(report.program, self.rubric, self.data, None, **{**self.options, "kind": "improve", "model": report.model})
-        with open_job(config, program=report.program, rubric=load_rubric(self.rubric), progress=self.shown, store=self.store) as job:
+        opened = open_job(config, program=report.program, rubric=load_rubric(self.rubric), progress=self.shown, store=self.store)
+        with self._part("end"), opened as job:
             lines = [f"- {told['step']}: {'kept' if told['kept'] else 'not kept'} {told['gate'] or told.get('note', '')}" for told in report.steps]
-            text = (
-                f"# {self.name}\n\nModel `{report.model}`.\n\n" + "\n".join(lines) + f"\n\nSealed test, paired: {(report.test or {}).get('gain')}\n"
-            )
+            gain = (report.test or {}).get("gain")
+            opened_line = openings_line(report.test_openings)
+            parts = [f"# {self.name}", f"Model `{report.model}`.", "\n".join(lines), f"Sealed test, paired: {gain}", opened_line]
+            text = "\n\n".join(parts) + "\n"
             report.artifact = keep_artifact(job, job.student, place, {"steps": report.steps, "test": report.test}, text)
         report.program = str(report.artifact)  # what it was on the way goes with its folder

@@ -4,35 +4,43 @@ import functools
 import hashlib
 import json
 import logging
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import dspy
-from filelock import FileLock, Timeout
 
 from assay import __version__
 from assay.datasets import SPLITS, Splits, load_splits
+from assay.datasets.memory import data_spec
 from assay.deployment import Artifact, load_artifact, save_artifact
-from assay.deployment.artifact import check_pinned, is_artifact
+from assay.deployment.artifact import check_loads, check_pinned, is_artifact
 from assay.errors import BudgetExceeded, Cancelled, ConfigError
 from assay.judges import Judge, resolver
 from assay.judges.loading import AnyJudge, members_of
 from assay.judges.loading import load_judge as read_judge
 from assay.models import Caps, LanguageModel, Meter, ResponseCache, get_lm, with_recording
+from assay.models.meter import spent_before
+from assay.models.roles import Endpoint, is_embedded
 from assay.optimizers import Progress, Session, Student
 from assay.optimizers.executors import EXECUTORS, Outbox, RayExecutor
-from assay.programs import load_program, program_inputs, program_version
+from assay.optimizers.reserve import Decisions
+from assay.programs import load_program, program_inputs, program_state, program_version
 from assay.programs.loading import program_class
+from assay.programs.wrapping import wrapped
 from assay.rubrics import Rubric
 from assay.rubrics import load_rubric as read_rubric
+from assay.running import cancelled_by_signals, only_one
+from assay.sourcecode import qualified_name
 from assay.traces import Recorder, Store, shown_url, store_url
+from assay.traces.missed import Unrecorded
 from assay.traces.records import subject_digest
+from assay.traces.resuming import close_running, drop_cut_off, opened_ledger
+from assay.traces.sealing import DEFAULT_SALT, Openings, claim_salt, know_splits, know_tasks, open_test, resolve_salt
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -48,20 +56,30 @@ __all__ = [
     "open_job",
     "open_run",
     "opened_store",
+    "salt_at",
+    "salt_in",
 ]
 
-_NOT_THE_JOB = ("threads", "cache", "trials", "storage", "workers", "executor")  # how far and where, not what
+# how far and where, not what
+_NOT_THE_JOB = ("threads", "cache", "trials", "storage", "workers", "executor", "preflight", "difference", "early_stop")
+_LATER = ("judge_api_base", "reflection_api_base", "optimizer_settings")  # settings that came later: where they are not used, a job keeps its key
 DEFAULT_MODEL = "embedded/smollm2-135m"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommonConfig:
-    """What every run needs, from flags or arguments: model, caps, splits, seed."""
+    """What every run needs, from flags or arguments: model, caps, splits, seed.
+
+    `salt` is that of the splits; None for the store's own, which is the artifact's, or `assay`, where the store is new.
+    """
 
     kind: str = "compile"
     model: str = DEFAULT_MODEL
     reflection_model: str | None = None
     api_base: str | None = None
+    api_key_env: str | None = None
+    reflection_api_base: str | None = None
+    reflection_api_key_env: str | None = None
     optimizer: str = "auto"
     seed: int = 0
     threads: int | None = None
@@ -70,9 +88,10 @@ class CommonConfig:
     max_tokens: int | None = None
     max_cost_usd: float | None = None
     rename: Mapping[str, str] = field(default_factory=dict)
-    salt: str = "assay"
+    salt: str | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
     cache: bool = True
+    preflight: bool = True
 
     def __post_init__(self) -> None:
         if self.seed < 0:
@@ -88,47 +107,80 @@ class CommonConfig:
     def caps(self) -> Caps:
         return Caps(calls=self.max_calls, tokens=self.max_tokens, cost_usd=self.max_cost_usd, search_calls=self.max_search_calls)
 
+    def client(self, role: str, model: str, lm: dspy.LM | None = None) -> dict[str, Any]:
+        """Address and key for a role's model, see `assay.models.roles`.
+
+        Args:
+            role: `program`, `judge` or `reflection`.
+            lm: the program's model where it is an object: its address and key are the others' too, unless theirs are given.
+        Raises:
+            ConfigError: a variable for a key is not set.
+        """
+        program = Endpoint(self.api_base, self.api_key_env)
+        if role == "program":
+            return program.client(model)
+        base, env = getattr(self, f"{role}_api_base", None), getattr(self, f"{role}_api_key_env", None)
+        if base is None and env is None and isinstance(lm, LanguageModel) and not is_embedded(model):
+            return dict(lm.recording.client)
+        return program.role(base, env).client(model)
+
     @property
     def key(self) -> str:
         """12 hex digits that are the same for the same job, whatever its caps and threads."""
-        whole = {k: v for k, v in asdict(self).items() if not k.startswith("max_") and k not in _NOT_THE_JOB}
+        whole = {k: v for k, v in asdict(self).items() if not k.startswith("max_") and not k.endswith("_key_env") and k not in _NOT_THE_JOB}
+        whole = {k: v for k, v in whole.items() if v is not None or k not in _LATER}
+        whole["salt"] = self.salt or DEFAULT_SALT
         return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(CommonConfig):
-    """Settings of a run of a program against a rubric. `parameters` are agent parameters by name."""
+    """Settings of a run of a program against a rubric. `parameters` are agent parameters by name; for `difference` and `early_stop` see
+    `assay.optimizers.reserve.Decisions`."""
 
     program: str
     rubric: str
     data: str
     judge_model: str | None = None
+    judge_api_base: str | None = None
+    judge_api_key_env: str | None = None
     adapter: str | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
     threshold: float = 0.8
-    demos: int = 4
+    demos: int = 16
     executor: str = "threads"
+    difference: float = 0.1
+    early_stop: bool = True
+    optimizer_settings: Mapping[str, Any] | None = None
 
     @property
     def generation(self) -> dict[str, Any]:
         """Settings of the program's model beyond its own."""
         return {}
 
+    @property
+    def decisions(self) -> Decisions:
+        """How gate and test decide."""
+        return Decisions(difference=self.difference, early_stop=self.early_stop, sized=frozenset(self.sizes))
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.executor not in EXECUTORS:
             raise ConfigError(f"executor={self.executor!r} must be one of {', '.join(EXECUTORS)}")
+        self.decisions  # noqa: B018 - its settings are checked before anything is opened
 
     @classmethod
-    def of(cls, program: str | dspy.Module, rubric: str | Path | Rubric, data: str, lm: dspy.LM | None, **options: Any) -> "RunConfig":
+    def of(cls, program: str | dspy.Module, rubric: str | Path | Rubric, data: Any, lm: dspy.LM | None, **options: Any) -> "RunConfig":
         """The settings of a job whose program, rubric or model may be objects: here they go by their names."""
-        name = program if isinstance(program, str) else f"{type(program).__module__}:{type(program).__qualname__}"
+        name = program if isinstance(program, str) else qualified_name(wrapped(program))
         model = {} if lm is None else {"model": lm.model}
-        return cls(program=name, rubric=rubric.name if isinstance(rubric, Rubric) else str(rubric), data=data, **{**options, **model})
+        return cls(program=name, rubric=rubric.name if isinstance(rubric, Rubric) else str(rubric), data=data_spec(data), **{**options, **model})
 
 
 def load_rubric(source: str | Path | Rubric, *, judge_lm: dspy.LM | None = None) -> Rubric:
     """A rubric from a YAML file or by a shipped name, its judge criteria decided by `judge_lm`."""
+    if not isinstance(source, str | Path | Rubric):
+        raise ConfigError(f"rubric={source!r} must be a Rubric, a YAML file's path or a shipped name")
     rubric = source if isinstance(source, Rubric) else read_rubric(source)
     return rubric.with_resolver(resolver(judge_lm, load_judge)) if judge_lm is not None and rubric.resolver is None else rubric
 
@@ -168,6 +220,7 @@ class Job:
     store: Store
     artifact: Artifact | None
     status: str = "done"
+    openings: Openings | None = None  # of the test split, once this job has opened it
 
 
 @contextmanager
@@ -181,39 +234,37 @@ def open_job(
     store: str | Path | None = None,
     resume: bool = False,
     need: tuple[str, ...] = SPLITS,
+    opens_as: str | None = None,
 ) -> Iterator[Job]:
     """Opens what a run needs, holds its lock while it is open, and writes in the store how it ended (`Job.status`).
 
     Args:
         need: splits that must not be empty.
+        opens_as: the job on whose behalf the test split is opened, where several runs are one job; by default the run itself.
     Raises:
         AssayError: what was wrong, which rule, what to do; nothing has been asked of a model by then.
     """
     given = None if isinstance(program, str) else program
     artifact = load_artifact(config.program) if given is None and is_artifact(config.program) else None
+    config = replace(config, salt=resolve_salt(config.salt, store, artifact=salt_in(artifact)))
     known = artifact.program if artifact else given
     name = artifact.manifest["program"] if artifact else config.program
     inputs = program_inputs(known if known is not None else program_class(name))
     checked = load_rubric(rubric)
-    splits = load_splits(config.data, inputs=inputs, rename=config.rename, salt=config.salt, limits=config.sizes, need=need)
+    splits = load_splits(config.data, inputs=inputs, rename=config.rename, salt=config.salt or DEFAULT_SALT, limits=config.sizes, need=need)
     if known is None:
         known = load_program(name, tasks=splits.train + splits.val)
-    if artifact is not None and artifact.manifest["data"]["salt"] != config.salt and config.kind in ("compile", "tune"):
-        raise ConfigError(
-            f"salt={config.salt!r} is not the artifact's {artifact.manifest['data']['salt']!r}: what it was compiled on would fall into "
-            "the new test split. Use the artifact's salt"
-        )
     if config.executor == "ray" and lm is not None:
         raise ConfigError("executor='ray' needs the model by its name: an object of this process cannot travel to the hosts")
     with open_run(config, lm=lm, progress=progress, store=store, resume=resume) as run, ExitStack() as closing:
-        judge = run.model(config.judge_model, temperature=0.1) if config.judge_model else run.lm.copy(temperature=0.1)
+        judge = _judge_lm(config, run.lm, run.model)
         session = Session(
             lm=run.lm.copy(**config.generation), rubric=load_rubric(checked, judge_lm=judge), recorder=run.recorder, meter=run.meter,
             program_name=name, seed=config.seed, threads=run.threads, progress=progress, prompt_lm=run.reflection, judge_lm=judge,
         )  # fmt: skip
         if config.executor == "ray":
             checks = [c.check for c in checked.criteria if c.check]
-            made = functools.partial(_session_on_a_host, config, checked, name)
+            made = functools.partial(_session_on_a_host, config, checked, name, run.run_id)
             session.executor = RayExecutor(made, threads=run.threads, carried=checks)
             closing.callback(session.executor.close)
         if artifact is not None:
@@ -222,18 +273,52 @@ def open_job(
         student = Student(known, session, adapter=config.adapter or settings["adapter"])
         student.set_parameters({**settings["parameters"], **config.parameters})
         job = Job(config, run.folder, run.run_id, splits, student, session, run.store, artifact)
+        _keep_splits(job, opens_as or run.run_id)
         yield job
         run.status = job.status
 
 
-def _session_on_a_host(config: RunConfig, rubric: Rubric, program: str, outbox: Outbox) -> Session:
+def salt_in(artifact: Artifact | None) -> tuple[str, str] | None:
+    """An artifact's path and the salt of its splits; a judge's has none of tasks."""
+    salt = (artifact.manifest.get("data") or {}).get("salt") if artifact is not None else None
+    return (str(artifact.path), str(salt)) if artifact is not None and salt else None
+
+
+def salt_at(program: Any) -> tuple[str, str] | None:
+    """The same of a program's path, which is read as an artifact where it is one."""
+    return salt_in(load_artifact(program)) if isinstance(program, str) and is_artifact(program) else None
+
+
+def _keep_splits(job: Job, opens_as: str) -> None:
+    """Tells the store which split each task is in, and has it count when the test split is opened."""
+    splits = job.splits
+    know_tasks(job.store, splits.parts())
+    if job.artifact is not None:
+        job.session.recorder.carried = frozenset((job.artifact.manifest.get("shown") or {}).get("tasks", ()))
+        told = json.loads((job.artifact.path / "splits.json").read_text(encoding="utf-8")).get("tasks") or {}
+        know_splits(job.store, {name: [(content, "") for content in hashes] for name, hashes in told.items() if name in SPLITS})
+
+    def count() -> None:
+        job.openings = open_test(job.store, opens_as, data=job.config.data, tasks=[task.content_hash for task in splits.parts()["test"]])
+
+    splits.on_open = count
+
+
+def _judge_lm(config: RunConfig, lm: LanguageModel, make: Callable[..., LanguageModel]) -> LanguageModel:
+    """The model of the rubric's judges: the program's own, unless another model or address is named for them."""
+    if not (config.judge_model or config.judge_api_base or config.judge_api_key_env):
+        return lm.copy(temperature=0.1)
+    name = config.judge_model or lm.model
+    return make(name, temperature=0.1, **config.client("judge", name, lm))
+
+
+def _session_on_a_host(config: RunConfig, rubric: Rubric, program: str, run_id: str, outbox: Outbox) -> Session:
     """A job's session on a host of a cluster: its own model, cache and meter; what it records waits in the outbox."""
     logging.getLogger("dspy").setLevel(logging.ERROR)
-    recorder, meter = Recorder(outbox), Meter()  # type: ignore[arg-type]
+    recorder, meter = Recorder(outbox, run_id=run_id, replayable=True), Meter()  # type: ignore[arg-type]
     shared: dict[str, Any] = {"cache": ResponseCache(), "meter": meter, "observers": [recorder.observe], "seed": config.seed}
-    client: dict[str, Any] = {"api_base": config.api_base} if config.api_base else {}
-    lm = get_lm(config.model, **shared, **client)
-    judge = get_lm(config.judge_model, temperature=0.1, **shared) if config.judge_model else lm.copy(temperature=0.1)
+    lm = get_lm(config.model, **shared, **config.client("program", config.model))
+    judge = _judge_lm(config, lm, functools.partial(get_lm, **shared))
     return Session(
         lm=lm.copy(**config.generation), rubric=load_rubric(rubric, judge_lm=judge), recorder=recorder, meter=meter, program_name=program,
         seed=config.seed,
@@ -256,11 +341,12 @@ def _program_manifest(job: Job, student: Student, result: Mapping[str, Any]) -> 
         "settings": student.settings,
         "model": config.model,
         "api_base": config.api_base,
+        "api_key_env": config.api_key_env,
         "weights": engine.weights,
         "adapters": list(engine.adapters),
         "rubric": {"name": rubric.name, "version": rubric.version, "criteria": [c.describe() for c in rubric.criteria]},
         "judge_model": config.judge_model if rubric.needs_judge else None,
-        "data": {"spec": config.data, "salt": config.salt, "sha256": job.splits.manifest()["sha256"], "sizes": job.splits.sizes()},
+        "data": {"spec": config.data, "salt": job.splits.salt, "sha256": job.splits.manifest()["sha256"], "sizes": job.splits.sizes()},
         "seed": config.seed,
         "run": job.run_id,
         "parent": str(job.artifact.path) if job.artifact else None,
@@ -269,12 +355,54 @@ def _program_manifest(job: Job, student: Student, result: Mapping[str, Any]) -> 
     }
 
 
+def _shown_by(job: Job, student: Student) -> dict[str, Any]:
+    """Tasks whose demonstrations a program shows, as content hashes, and the people they are of, as hashes of their names."""
+    recorder = job.session.recorder
+    tasks = {task.content_hash: task for task in job.splits.train + job.splits.val}
+    texts = [json.dumps(demo, ensure_ascii=False, default=str) for demo in _demos_in(program_state(student.program))]
+    found = {task for text in texts for task in recorder.texts.within(_readable(text))} | set(recorder.carried)
+    found |= set(recorder.shown) & tasks.keys() if texts else set()
+    people = {subject_digest(str(tasks[task].metadata["data_subject"])) for task in found & tasks.keys() if tasks[task].metadata.get("data_subject")}
+    before = (job.artifact.manifest.get("shown") or {}) if job.artifact else {}
+    return {"tasks": sorted(found), "people": sorted(people | set(before.get("people", ())))}
+
+
+def _readable(text: str) -> str:
+    """JSON text with its strings as they read, one a line."""
+    lines: list[str] = []
+
+    def walk(value: Any) -> None:
+        if isinstance(value, dict):
+            for part in value.values():
+                walk(part)
+        elif isinstance(value, list):
+            for part in value:
+                walk(part)
+        else:
+            lines.append(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+    walk(json.loads(text))
+    return "\n".join(lines)
+
+
+def _demos_in(state: Any) -> list[Any]:
+    """Demonstrations anywhere in a program's state."""
+    if isinstance(state, dict):
+        own = [demo for name in ("demos", "pool") for demo in state.get(name) or () if isinstance(state.get(name), list)]
+        return own + [demo for name, part in state.items() if name not in ("demos", "pool") for demo in _demos_in(part)]
+    return [demo for part in state for demo in _demos_in(part)] if isinstance(state, list) else []
+
+
 def keep_artifact(job: Job, student: Student, folder: Path, result: Mapping[str, Any], report: str) -> Path:
     """Writes a job's artifact, and remembers in the store whose data its tasks were: a person who is forgotten is told of it."""
     splits, manifest = job.splits, _program_manifest(job, student, result)
+    manifest["shown"] = _shown_by(job, student)
     path = save_artifact(folder.resolve(), student.program, manifest, splits=splits.manifest(), report=report)
+    if (note := check_loads(path, student.program)) is not None:
+        job.session.progress.say(f"note: {note}")
     tasks = splits.train + splits.val + splits.gate
-    if people := {subject_digest(str(task.metadata["data_subject"])) for task in tasks if task.metadata.get("data_subject")}:
+    people = {subject_digest(str(task.metadata["data_subject"])) for task in tasks if task.metadata.get("data_subject")}
+    if people := people | set(manifest["shown"]["people"]):
         job.store.put_artifact(str(path), sorted(people))
     return path
 
@@ -302,71 +430,50 @@ def open_run(
     """Holds the job's lock while it is open, and writes in the store how it ended (`Run.status`)."""
     logging.getLogger("dspy").setLevel(logging.ERROR)
     home = home_of(store)
-    with _only_one(home / "runs" / f"{config.key}.lock"), opened_store(store, progress) as opened:
-        run_id, started, status = _run_id(opened, config.key, resume), time.time(), "failed"
+    with only_one(home / "runs" / f"{config.key}.lock"), opened_store(store, progress) as opened:
+        if config.salt is not None:
+            claim_salt(opened, config.salt)
+        (run_id, resumed), started, status = _run_id(opened, config.key, resume=resume, cache=config.cache), time.time(), "failed"
         storage = getattr(config, "storage", None)
         told = {**asdict(config), **({"storage": shown_url(storage)} if storage else {})}
-        recorder = Recorder(opened, run_id=run_id, unseen=opened.unseen(run_id) if resume else 0)
-        meter = Meter(config.caps, spent=opened.spent(run_id) if resume else None)
+        close_running(opened, run_id.rpartition("-")[0] + "-")
+        # a job that runs what it had finished once more counts from nothing
+        unrecorded = opened.unrecorded(run_id) if resumed and config.kind in ("collect", "tune") else Unrecorded()
+        recorder = Recorder(opened, run_id=run_id, unrecorded=unrecorded, replayable=True, resumed=resumed)
+        cache = ResponseCache(home / "cache" / "responses.db") if config.cache else ResponseCache()
+        ledger = opened_ledger(home / "runs" / run_id / "calls.db", recorder, opened, cache)
+        meter = Meter(config.caps, spent=spent_before(ledger), ledger=ledger)
         try:
-            cache = ResponseCache(home / "cache" / "responses.db") if config.cache else ResponseCache()
             shared: dict[str, Any] = {"cache": cache, "meter": meter, "observers": [recorder.observe]}
-            client: dict[str, Any] = {"api_base": config.api_base} if config.api_base else {}
+            client = config.client("program", config.model)
             model = with_recording(lm, **shared) if lm is not None else get_lm(config.model, seed=config.seed, **shared, **client)
-            reflection = get_lm(config.reflection_model, temperature=1.0, max_tokens=4096, **shared) if config.reflection_model else None
+            reflection = _reflection_lm(config, model, shared)
             opened.put_run(run_id, kind=config.kind, config=told, status="running", started_at=started)
+            opened.flush()  # before the first call: a run that is killed at once can be resumed
             run = Run(
                 run_id, home / "runs" / run_id, opened, recorder, meter, model, functools.partial(get_lm, seed=config.seed, **shared), reflection,
                 config.threads or model.recording.backend.concurrency,
             )  # fmt: skip
-            with _cancelled_by_signals(meter):
+            with cancelled_by_signals(meter):
                 yield run
             status = run.status
+            recorder.finish()
+            if resumed and status == "done":
+                drop_cut_off(opened, run_id, started)
         except (Cancelled, KeyboardInterrupt, BudgetExceeded):
             status = "stopped"
             raise
         finally:
-            opened.put_run(run_id, kind=config.kind, config=told, status=status, started_at=started, unseen=recorder.unseen)
+            opened.put_run(run_id, kind=config.kind, config=told, status=status, started_at=started, unrecorded=recorder.unrecorded)
+            ledger.close()
 
 
-@contextmanager
-def _cancelled_by_signals(meter: Meter) -> Iterator[None]:
-    """Ctrl-C and SIGTERM also cancel the meter: threads that are at work end at their next call to a model, so that whoever
-    waits for them, DSPy's own pools included, does not wait for all that they still had to do."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before: dict[int, Any] = {}
-
-    def cancel(number: int, frame: Any) -> None:
-        meter.cancel()
-        if callable(before[number]):
-            before[number](number, frame)
-        else:
-            raise KeyboardInterrupt
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        before[number] = signal.signal(number, cancel)
-    try:
-        yield
-    finally:
-        for caught in before:
-            signal.signal(caught, before[caught])
-
-
-@contextmanager
-def _only_one(path: Path) -> Iterator[None]:
-    """Held while a job runs, so that the same job does not run twice at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise ConfigError(f"this very job is running already (its lock is {path})") from None
-    try:
-        yield
-    finally:
-        lock.release()
+def _reflection_lm(config: CommonConfig, lm: LanguageModel, shared: dict[str, Any]) -> LanguageModel | None:
+    """The model that proposes prompts; None where it is the program's own."""
+    if not (config.reflection_model or config.reflection_api_base or config.reflection_api_key_env):
+        return None
+    name = config.reflection_model or lm.model
+    return get_lm(name, temperature=1.0, max_tokens=4096, **shared, **config.client("reflection", name, lm))
 
 
 @contextmanager
@@ -388,11 +495,31 @@ def home_of(store: str | Path | None) -> Path:
     return Path(url.removeprefix("sqlite:///")).parent if url.startswith("sqlite:///") else Path(".assay")
 
 
-def _run_id(store: Store, key: str, resume: bool) -> str:
+_pin: ContextVar[str | None] = ContextVar("assay_pinned_run", default=None)
+
+
+@contextmanager
+def pinned(name: str) -> Iterator[None]:
+    """Runs opened inside are parts of a larger job: their ids begin with `name`, and one that is there already is continued or replayed."""
+    token = _pin.set(name)
+    try:
+        yield
+    finally:
+        _pin.reset(token)
+
+
+def _run_id(store: Store, key: str, *, resume: bool, cache: bool) -> tuple[str, bool]:
+    """The id of the run to open, and whether an earlier process has begun it.
+
+    A finished run is replayed by `resume`, which asks the model nothing: its process may have been killed before it could print the report.
+    """
+    if (pin := _pin.get()) is not None:
+        run_id = f"{pin}-{key}"
+        return run_id, any(known == run_id for known, _ in store.runs(pin))
     earlier = store.runs(key)
-    if resume:
-        unfinished = [run_id for run_id, status in earlier if status != "done"]
-        if not unfinished:
-            raise ConfigError("there is no unfinished run of this job to resume (same program, rubric, data, model, optimizer and seed)")
-        return unfinished[-1]
-    return f"{key}-{len(earlier) + 1}"
+    if not resume or not earlier:  # a job that was never begun begins
+        return f"{key}-{len(earlier) + 1}", False
+    unfinished = [run_id for run_id, status in earlier if status != "done"]
+    if unfinished or cache:
+        return (unfinished or [run_id for run_id, _ in earlier])[-1], True
+    raise ConfigError("this job has finished, and without a response cache it cannot be replayed: run it anew, without --resume")

@@ -13,24 +13,32 @@ import dspy
 from assay import __version__
 from assay.anchors import ANCHORS, freeze
 from assay.datasets import SPLITS
+from assay.datasets.memory import data_spec
 from assay.datasets.tasks import content_hash
 from assay.deployment import load_artifact, save_artifact
+from assay.deployment.artifact import check_loads
 from assay.errors import BudgetExceeded, ConfigError, DataError, MissingExtra
+from assay.given import given_lm
 from assay.jobs import CommonConfig, Run, compiled_parts, home_of, load_judge, open_run
 from assay.judges import Cascade, Judge, Jury, PointwiseJudge, load_labels, split_items
 from assay.judges.agreement import Answers
 from assay.judges.audit import negatives, padded
+from assay.judges.base import rebuilt
 from assay.judges.card import draw_card, reliability_card
 from assay.judges.drift import AnchorSet
 from assay.judges.labels import Item, LabelSplits, make_items
 from assay.judges.loading import AnyJudge
+from assay.judges.reading import scale_masses
 from assay.models import Meter, sample_scope
 from assay.optimizers import Progress, Session
 from assay.optimizers.judged import judge_items
 from assay.optimizers.judges import JudgeConfig, JudgeOutcome, agreement_rubric, compile_judge_prompts
 from assay.programs import program_version
+from assay.reprs import Shown
+from assay.sourcecode import qualified_name
 from assay.traces import Store
 from assay.traces.records import person_digest
+from assay.traces.sealing import DEFAULT_SALT, Openings, open_test, openings_line, resolve_salt
 
 __all__ = ["JudgeReport", "JudgeRunConfig", "compile_judge", "judge_session", "need_fields", "question_key", "rated_items"]
 
@@ -59,8 +67,8 @@ class JudgeRunConfig(CommonConfig):
             raise ConfigError(f"negatives={self.negatives!r} must be at least 0")
 
 
-@dataclass
-class JudgeReport:
+@dataclass(repr=False)
+class JudgeReport(Shown):
     """What `compile_judge` returns. `to_dict()` is the `--json` object."""
 
     artifact: Path
@@ -72,6 +80,7 @@ class JudgeReport:
     picture: Path | None = None
     anchors: AnchorSet | None = None
     notes: list[str] = field(default_factory=list)
+    openings: Openings | None = None  # of the labels' test split
 
     @property
     def judge(self) -> Judge:
@@ -96,12 +105,15 @@ class JudgeReport:
                 "gain": outcome.gain,
                 "accuracy_gain": outcome.accuracy_gain,
             },
+            "test_openings": self.openings.to_dict() if self.openings else None,
             "card": self.card,
+            **(outcome.answers["compiled"].coverage(outcome.compiled) if outcome.answers else {}),
             "candidates": outcome.candidates,
             "notes": [*outcome.notes, *self.notes],
             "search_calls": search.calls,
             "calls": usage.calls,
             "cached": usage.cached,
+            "repeated_calls": usage.repeated,
             "tokens": usage.tokens,
             "cost_usd": usage.cost_usd,
         }
@@ -110,7 +122,7 @@ class JudgeReport:
 def compile_judge(
     judge: str | Judge,
     *,
-    labels: str,
+    labels: Any,
     lm: dspy.LM | None = None,
     out: str | Path | None = None,
     store: str | Path | None = None,
@@ -130,26 +142,34 @@ def compile_judge(
         Cancelled: the user stopped the run; call again with `resume=True`.
     """
     name = judge if isinstance(judge, str) else judge.spec.text
+    lm, labels = given_lm(lm, options), data_spec(labels)
     config = JudgeRunConfig(judge=name, labels=labels, **({"model": lm.model} if lm is not None else {}), **options)
     settings = JudgeConfig(optimizer=config.optimizer, objective=config.objective, demos=config.demos)
     built, shown = _built(judge, config), progress or Progress()
     parents = compiled_parts(judge) if isinstance(judge, str) else []
-    for parent in parents:
-        if (salt := load_artifact(parent).manifest["labels"]["salt"]) != config.salt:
+    salts = [(parent, load_artifact(parent).manifest["labels"]["salt"]) for parent in parents]
+    config = replace(config, salt=config.salt or resolve_salt(None, store) if not salts else config.salt or salts[0][1])
+    for parent, salt in salts:
+        if salt != config.salt:
             raise ConfigError(f"{parent} was compiled with the salt {salt!r}: what it learned from would fall into the new test split. Use that salt")
     items = rated_items(labels, built, config.rename, store)
     if isinstance(judge, str) and not config.shows:
         built = _seeing(built, items)
     need_fields(built, items)
-    splits = split_items(items, salt=config.salt, limits=config.sizes)
+    splits = split_items(items, salt=config.salt or DEFAULT_SALT, limits=config.sizes)
     if config.negatives:
         splits.train += negatives(splits.train, built.spec, count=config.negatives)
     with open_run(config, lm=lm, progress=shown, store=store, resume=resume) as run:
         with judge_session(run, built, shown, seed=config.seed) as session:
             _announce(splits, items, shown)
             run.status = "stopped"  # until all of it is done
-            outcome = compile_judge_prompts(built, splits, session, settings)
-            report = JudgeReport(Path(), outcome, {}, run.meter, config, splits.sizes())
+            opened: list[Openings] = []
+            hashes = [item.content_hash for item in splits.test]
+            outcome = compile_judge_prompts(
+                built, splits, session, settings, folder=run.folder,
+                on_open=lambda: opened.append(open_test(run.store, run.run_id, data=labels, tasks=hashes)),
+            )  # fmt: skip
+            report = JudgeReport(Path(), outcome, {}, run.meter, config, splits.sizes(), openings=next(iter(opened), None))
             if outcome.test_compiled is not None:
                 try:
                     report.card = _card(outcome, splits, session)
@@ -193,7 +213,7 @@ def _shown(judge: Judge, shows: Sequence[str]) -> Judge:
     """The judge seeing other fields; a jury and a cascade see what their members do."""
     if not isinstance(judge, PointwiseJudge):
         raise ConfigError(f"--shows goes with a judge that asks itself; say it in the files of this {type(judge).__name__.lower()}'s members")
-    seeing = type(judge)(**{**judge.config, "shows": list(shows)})
+    seeing = rebuilt(type(judge), {**judge.config, "shows": list(shows)})
     for (_, old), (_, new) in zip(judge.named_predictors(), seeing.named_predictors(), strict=True):
         new.demos, new.signature = old.demos, new.signature.with_instructions(old.signature.instructions)
     return seeing
@@ -217,7 +237,7 @@ def need_fields(judge: Judge, items: Sequence[Item], *, optional: Collection[str
 
 
 def _program(judge: Judge) -> str:
-    return f"{type(judge).__module__}:{type(judge).__qualname__}"
+    return qualified_name(judge)
 
 
 @contextmanager
@@ -266,7 +286,8 @@ def _card(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> dict[
     assert outcome.ceiling is not None
     return reliability_card(
         judged.answers, splits.test, outcome.compiled.spec, found=outcome.test_compiled, people=outcome.ceiling, objective=outcome.objective,
-        retest=(first, second.answers), padded=(first, longer.answers) if longer else None, model=outcome.compiled.model or session.lm.model,
+        retest=(first, second.answers), padded=(first, longer.answers) if longer else None, masses=scale_masses(judged.raw),
+        model=outcome.compiled.model or session.lm.model,
         cost_usd=_price(session) * judged.asked,  # what came from the cache was paid for when it was asked first
     )  # fmt: skip
 
@@ -316,6 +337,8 @@ def _save(report: JudgeReport, splits: LabelSplits, run: Run, parents: Sequence[
     }
     report.artifact = save_artifact(folder.resolve(), judge, manifest, splits={"ratings": splits.ratings()}, report=_markdown(data))
     run.store.put_artifact(str(report.artifact), sorted(raters))
+    if (note := check_loads(report.artifact, judge)) is not None:
+        report.notes.append(note)
     if report.card:
         (report.artifact / "card.json").write_text(json.dumps(report.card, indent=1))
         if report.anchors is not None:
@@ -335,4 +358,5 @@ def _markdown(data: dict[str, Any]) -> str:
             f"| {name} | {before[name]} | {after[name]} | {people[name]} |" for name in ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman")
         ]
         lines += ["", f"Gain, paired, 95 %: {data['test']['gain']}. Replaces its parent (gate): {data['replaces']}."]
+        lines += ["", openings_line(data["test_openings"])]
     return "\n".join(lines) + "\n"

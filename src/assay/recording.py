@@ -1,7 +1,7 @@
 """Recording in process: `with assay.record(...)` around an agent's run, `@assay.recorded` on the function that is one.
 
 LM calls through DSPy are seen by themselves, whoever made the `dspy.LM`; calls of other clients are told with `call`, or go to the
-gateway (`assay serve`). DSPy calls that went past are counted as unseen.
+gateway (`assay serve`). Calls that went past are counted as unrecorded, where they can be seen.
 """
 
 import atexit
@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import dspy
-from dspy.utils.exceptions import LMError
 
 from assay.datasets import SPLITS, Task
 from assay.datasets.tasks import content_hash
-from assay.errors import AssayError, ConfigError
+from assay.errors import AssayError, ConfigError, FailureKind
 from assay.models import LanguageModel, with_recording
+from assay.models.failures import failure_of_program, is_own
 from assay.rubrics import Rubric, load_rubric
 from assay.rubrics.criteria import Failed
+from assay.rubrics.scoring import mark_unscored
 from assay.traces import Recorder, Rollout, Store, ToolCall, Transition, store_url
 from assay.traces.records import new_id
 
@@ -63,6 +64,7 @@ class Recording:
             tools=list(tools), started_at=told.pop("started_at", time.time()), **told,
         )  # fmt: skip
         self.rollout.transitions.append(transition)
+        self._recorder.recorded_by_hand()
         if not self.rollout.model:
             self.rollout.model = model
         if reward is not None:
@@ -132,7 +134,8 @@ def record(
                 try:
                     yield recording
                 except Exception as error:  # of the agent itself, unless the model or this package failed: then it is no score
-                    own = not isinstance(error, LMError | AssayError)
+                    rollout.failure = failure_of_program(error)
+                    own = is_own(rollout.failure) and not isinstance(error, AssayError)
                     rollout.status, rollout.error = "failed" if own else "error", f"{type(error).__name__}: {error}"
                     raise
         finally:
@@ -147,10 +150,13 @@ def score_rollout(rubric: Rubric, task: Task, rollout: Rollout, recorder: Record
     A rollout that has no answer because its last call failed is the model's failure, not the agent's: it stays unscored.
     """
     if rollout.prediction is None and rollout.status == "done" and rollout.transitions and rollout.transitions[-1].error is not None:
+        rollout.failure = rollout.transitions[-1].failure
         return math.nan
-    found = rollout.prediction if rollout.status == "done" and rollout.prediction is not None else Failed(rollout.error or "the agent gave no answer")
+    failed = Failed(rollout.error or "the agent gave no answer", kind=rollout.failure or FailureKind.AGENT)
+    found = rollout.prediction if rollout.status == "done" and rollout.prediction is not None else failed
     result = rubric.score(task, found, rollout)
     rollout.score = None if math.isnan(result.value) else result.value
+    mark_unscored(rollout, rubric.criteria, result)
     rollout.rubric, rollout.coverage, rollout.verdicts = f"{rubric.name}@{rubric.version}", result.coverage, list(result.verdicts)
     recorder.scored(rollout, rubric.step_rewards(task, rollout))
     return result.value
@@ -218,7 +224,7 @@ def _store(where: str | Path | None) -> tuple[Store, Recorder]:
             _opened[url] = (store, recorder)
 
             def end() -> None:
-                store.put_run(recorder.run_id, kind="record", config={}, status="done", started_at=started, unseen=recorder.unseen)
+                store.put_run(recorder.run_id, kind="record", config={}, status="done", started_at=started, unrecorded=recorder.unrecorded)
                 store.close()
 
             atexit.register(end)

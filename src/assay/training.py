@@ -1,7 +1,8 @@
 """The users' line around the weight update in Python: `assay.train`. Joins program, rubric, data, policy and guards."""
 
+import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,6 +13,7 @@ import dspy
 from assay.api import evaluate
 from assay.errors import ConfigError
 from assay.jobs import Job, RunConfig, home_of, load_judge, load_rubric, open_job
+from assay.models.roles import is_embedded
 from assay.optimizers import Progress
 from assay.optimizers.weights.config import PolicyConfig
 from assay.optimizers.weights.engines import LlamaPolicy, PolicyEngine, TrainerPolicy
@@ -21,6 +23,8 @@ from assay.optimizers.weights.policy import PolicyReport, train_policy
 from assay.optimizers.weights.validation import MODES, Bench, compared
 from assay.optimizers.weights.work import rank, world
 from assay.rubrics import Rubric
+from assay.traces.records import new_id
+from assay.traces.sealing import Openings
 
 __all__ = ["ROLLOUTS_ONLY", "Retained", "compare", "guards_of", "independent", "train", "train_offline"]
 
@@ -66,6 +70,7 @@ def train(
     judged_by_itself: bool = False,
     store: str | Path | None = None,
     resume: bool = False,
+    test: bool = True,
     progress: Progress | None = None,
     sizes: Mapping[str, int] | None = None,
     **options: Any,
@@ -76,9 +81,10 @@ def train(
 
     Args:
         program: a name, an artifact's path (its prompts and demonstrations stay), or a `dspy.Module`.
-        algorithm: `grpo`, `reinforce++`, `ppo`, `rloo`.
+        algorithm: `grpo`, `reinforce++`, `reinforce++-turn`, `ppo`, `rloo`.
         retain: what must not be forgotten; text as `PROGRAM,RUBRIC,DATA`.
         watch: a second rubric that scores the rollouts and is not trained on.
+        test: whether the sealed test split is opened at the end, before and after; without it the report has no validation.
         judged_by_itself: lets the model in training judge its own rollouts.
         options: the fields of `PolicyConfig` and of `RunConfig`.
     Raises:
@@ -104,16 +110,23 @@ def train(
             need = ("train", "val", "test") if trained else ("val", "test")
             job = opened.enter_context(open_job(config, program=what, rubric=by, lm=engine.lm, progress=shown, store=store, resume=False, need=need))
             job.session.lm.recording.cache = None  # a policy in training is never answered from a cache
-            for split in need:
-                job.session.know(job.splits.unseal() if split == "test" else getattr(job.splits, split), split)
+            for split in need[:-1]:
+                job.session.know(getattr(job.splits, split), split)
             titles.append(_title(job.session.program_name, source, titles))
-            return Bench(titles[-1], job.student, job.session, job.splits.val, job.splits.unseal(), trained), job
+            sealed = job.splits.parts()["test"] if test else []  # its content hashes are part of what the training is; it is run at the end
+            opens = functools.partial(_open, job) if test else None
+            return Bench(titles[-1], job.student, job.session, job.splits.val, sealed, trained, opens), job
 
         main, job = bench(program, measure, data, parameters, True)
         kept = [bench(one.program, one.rubric, one.data, {"temperature": settings.temperature}, False)[0] for one in others]
         watcher = load_rubric(watching, judge_lm=job.session.judge_lm) if watching is not None else None
         source = Rollouts(main, job.splits.train, settings, engine, watching=watcher)
         return train_policy(source, name, settings, retained=kept, resume=resume, progress=shown)
+
+
+def _open(job: Job) -> Openings | None:
+    job.session.know(job.splits.unseal(), "test")
+    return job.openings
 
 
 def _shared_out(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,23 +164,37 @@ def _title(program: str, data: str, taken: Sequence[str]) -> str:
 
 def compare(
     program: str, *, rubric: str | Path, data: str, models: tuple[str, str], progress: Progress | None = None, store: str | Path | None = None,
-    parameters: Mapping[str, Any] | None = None, **options: Any,
+    parameters: Mapping[str, Any] | None = None, on_open: Callable[[Openings], Any] | None = None, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """A program under two models on the sealed test split: `greedy` (temperature 0.1, the least an agent has) and `sampled` (as it is set),
     each with `before`, `after`, the paired `gain`, and the share of tool calls that were valid and of answers that were parsed.
 
     Args:
         models: before and after, by name.
+        on_open: told, after each run, how often the test split was opened.
         options: the fields of `RunConfig`.
     """
     independent(rubric, options.get("judge_model"), models[1])
-    found = {}
+    found, opened = {}, f"compare-{new_id()[:12]}"
     for mode in MODES:
         given = {**(parameters or {}), **({"temperature": 0.1} if mode == "greedy" else {})}
         before, after = (
-            evaluate(program, rubric=rubric, data=data, split="test", model=model, parameters=given, store=store, progress=progress, **options)
+            evaluate(
+                program,
+                rubric=rubric,
+                data=data,
+                split="test",
+                model=model,
+                parameters=given,
+                store=store,
+                progress=progress,
+                opens_as=opened,
+                **options,
+            )
             for model in models
         )
+        if on_open is not None and after.openings is not None:
+            on_open(after.openings)
         found[mode] = compared(before.evaluation, after.evaluation)
     return found
 
@@ -193,7 +220,7 @@ def train_offline(
 
 
 def _engine(settings: PolicyConfig) -> PolicyEngine:
-    if settings.model.startswith("embedded/"):
+    if is_embedded(settings.model):
         if settings.vllm != "none":
             raise ConfigError(f"vllm={settings.vllm!r} serves models of the hub or of a folder; an embedded one is served by llama.cpp")
         return LlamaPolicy(settings.model, temperature=settings.temperature, max_completion=settings.max_completion, seed=settings.seed)

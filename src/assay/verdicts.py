@@ -17,11 +17,13 @@ from assay.anchors import freeze as freeze_set
 from assay.datasets.sources import iter_rows
 from assay.datasets.splits import renamed
 from assay.datasets.tasks import content_hash
-from assay.deployment.artifact import is_artifact
+from assay.deployment.artifact import is_artifact, with_model_of
 from assay.errors import BudgetExceeded, ConfigError, ModelError
+from assay.given import given_lm
 from assay.jobs import CommonConfig, load_judge, open_run
 from assay.judges import Item, Judge, ListwiseJudge, PointwiseJudge
-from assay.judges.audit import BASES, PASS_AT, assess, audit_cases, audit_items, bases_of, load_bases
+from assay.judges.attacks import load_attacks
+from assay.judges.audit import BASES, PASS_AT, assess, audit_cases, audit_items, bases_of, load_bases, plain_rows
 from assay.judges.deciding import one_of, output_of
 from assay.judges.drift import AnchorSet
 from assay.judges.inference import FEWEST_PEOPLE, corrected_mean
@@ -66,6 +68,10 @@ def _at_work(
     kind: str, judge: str | AnyJudge, lm: dspy.LM | None, progress: Progress, store: Any, resume: bool, data: str, options: Any
 ) -> Iterator[tuple[Judge, Session]]:
     built, name = _judge(judge, options.get("scale"), lists=kind == "audit"), judge if isinstance(judge, str) else judge.spec.text
+    lm = given_lm(lm, options)
+    if lm is None and options.get("model") is None and isinstance(judge, str) and is_artifact(judge):
+        options = with_model_of(judge, options)
+    options = {key: value for key, value in options.items() if value is not None}
     config = _UseConfig(kind=f"judge {kind}", judge=name, data=data, **({"model": lm.model} if lm is not None else {}), **options)
     with (
         open_run(config, lm=lm, progress=progress, store=store, resume=resume) as run,
@@ -76,13 +82,15 @@ def _at_work(
 
 
 def audit_judge(
-    judge: str | AnyJudge, *, cases: str | None = None, labels: str | None = None, profile: str | None = None, pass_at: float = PASS_AT,
+    judge: str | AnyJudge, *, cases: str | None = None, labels: str | None = None, attack: str | None = None, profile: str | None = None,
+    pass_at: float = PASS_AT,
     lm: dspy.LM | None = None, store: str | Path | None = None, progress: Progress | None = None, **options: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """Tries the ways judges are known to fail, and says which of them this judge withstands.
 
     Args:
         cases: a dataset with `good` and `bad` outputs (and `input`) to make the attacks from; shipped ones where None.
+        attack: a dataset of attacks of one's own to try as well: rows with `text` (holding `{output}`, else added after it) and `name`.
         labels: ratings instead, whose best and worst outputs are taken; `store` for those of the store.
         profile: `quality` or `property`, see `assay.judges.audit.audit_cases`; by the scale where None (nominal: property).
         pass_at: share of an attack's cases that must come out right, in [0, 1].
@@ -97,7 +105,8 @@ def audit_judge(
         raise ConfigError("an audit takes its cases from --cases or from --labels, not from both")
     built, shown = _judge(judge, options.get("scale"), lists=True), progress or Progress()
     bases = load_bases(iter_rows(cases)) if cases else bases_of(rated_items(labels, built, {}, store), built.spec) if labels else BASES
-    pack = audit_cases(built, bases, profile=profile or ("property" if built.spec.kind == "nominal" else "quality"))
+    own = load_attacks(iter_rows(attack)) if attack else []
+    pack = audit_cases(built, bases, attacks=own, profile=profile or ("property" if built.spec.kind == "nominal" else "quality"))
     with _at_work("audit", judge, lm, shown, store, False, cases or labels or "", options) as (judge_, session):
         items = audit_items(pack, judge_)
         need_fields(judge_, items)
@@ -105,12 +114,20 @@ def audit_judge(
         if judged.unscored == len(items):
             raise ModelError(f"the judge gave no verdict at all: {next((r for r in judged.reasons if r), 'no reason was given')}")
         found = assess(pack, items, judged.answers, judge_, pass_at=pass_at)
-        return {**found, "verdicts": len(items), "unscored": judged.unscored, **_spent(session)}
+        untried = [] if "truncation" in found["attacks"] or "keyword stuffing" not in found["attacks"] else ["truncation"]
+        return {
+            **found,
+            "not_tried": untried,
+            **judged.coverage(judge_, plain_rows(pack, items)),
+            "verdicts": len(items),
+            "unscored": judged.unscored,
+            **_spent(session),
+        }
 
 
 def _spent(session: Session) -> dict[str, Any]:
     usage = session.meter.usage
-    return {"calls": usage.calls, "cached": usage.cached, "tokens": usage.tokens, "cost_usd": usage.cost_usd}
+    return {"calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated, "tokens": usage.tokens, "cost_usd": usage.cost_usd}
 
 
 def score_rows(
@@ -143,10 +160,9 @@ def score_rows(
     if out is not None:
         _write(Path(out), items, judged, values)
     reasons = list(dict.fromkeys(reason for reason in judged.reasons if reason))
-    if judged.unscored == len(items):
-        raise ModelError(f"the judge gave no verdict at all: {reasons[0] if reasons else 'no reason was given'}")
     return {
-        "n": len(items), "rows": len(rows), "unscored": judged.unscored, "why_unscored": reasons[:_SHOWN_REASONS], "out": str(out) if out else None,
+        "n": len(items), "rows": len(rows), "unscored": judged.unscored, "why_unscored": reasons[:_SHOWN_REASONS],
+        **judged.coverage(judge_), "out": str(out) if out else None,
         "labelled": sum(bool(item.ratings) for item in items), "alarms": alarms,
         "verdicts": {label: judged.answers.verdicts.count(label) for label in judge_.labels}, **_means(items, values, judge_), **spent,
     }  # fmt: skip
@@ -210,12 +226,13 @@ def replay_anchors(
             return {**replay(judge_, frozen, session), **_spent(session)}
         items = make_items(iter_rows(str(freeze)), labels=judge_.labels, spec=str(freeze), unrated=True, shows=judge_.shows)
         need_fields(judge_, items, optional=_OPTIONAL)
-        first = judge_items(judge_, items, session, name="freeze").answers
+        judged = judge_items(judge_, items, session, name="freeze")
+        first = judged.answers
         with sample_scope(1):
             again = judge_items(judge_, items, session, name="freeze: once more").answers
         kept = freeze_set(judge_, items, first, again, session)
         kept.save(path)
-        return {"frozen": len(kept.anchors), "anchors": str(path), "noise": kept.noise, **_spent(session)}
+        return {"frozen": len(kept.anchors), "anchors": str(path), "noise": kept.noise, **judged.coverage(judge_), **_spent(session)}
 
 
 @dataclass(frozen=True)

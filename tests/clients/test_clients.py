@@ -96,7 +96,7 @@ class Stage:
     def _counts(self) -> dict[str, int]:
         told = get(f"{self.url}/assay/stats", Authorization=f"Bearer {KEY}")
         answered = len(self.log.read_text().splitlines()) if self.log and self.log.is_file() else 0
-        return {name: told[name] for name in ("calls", "stored", "unseen")} | {"answered": answered, "past": sum(told["not_spoken"].values())}
+        return {name: told[name] for name in ("calls", "stored", "unrecorded")} | {"answered": answered, "past": sum(told["not_spoken"].values())}
 
     def counts(self) -> dict[str, int]:
         """Calls that the gateway passed on, stored and did not see, that the upstream answered, and that went past the gateway."""
@@ -157,7 +157,7 @@ def whole(
     said = outputs or ["twice, then" if "#both" in first else "", "echo: 42", "", "echo: 42", TYPED]
     (rollout,) = stage.rollouts(len(said))
     calls = len(said)
-    assert stage.counts() == {"calls": calls, "stored": calls, "answered": calls, "unseen": 0, "past": 0}
+    assert stage.counts() == {"calls": calls, "stored": calls, "answered": calls, "unrecorded": 0, "past": 0}
     assert [(t.t, t.request["dialect"], t.error) for t in rollout.transitions] == [(at, dialect, None) for at in range(calls)]
     assert [t.output for t in rollout.transitions] == said
     assert [t.constrained for t in rollout.transitions] == [False] * (calls - 1) + [said[-1] == TYPED]
@@ -201,7 +201,7 @@ def test_a_langchain_agent_is_recorded_whole(stage: Stage, newest: str, mode: st
         whole(stage, answer, mode)
         return
     (rollout,) = stage.rollouts(5)  # it asks Anthropic for a typed answer by a tool that must be called
-    assert stage.counts() == {"calls": 5, "stored": 5, "answered": 5, "unseen": 0, "past": 0}
+    assert stage.counts() == {"calls": 5, "stored": 5, "answered": 5, "unrecorded": 0, "past": 0}
     assert [tool.name for tool in rollout.tools] == ["calculator"] * 3 + ["Product"]
     assert [tool.result for tool in rollout.tools] == ["42"] * 3 + [None]
     assert (rollout.prediction, answer) == ({"answer": TYPED}, json.loads(TYPED))
@@ -231,7 +231,7 @@ def test_litellm_is_recorded_whole_also_where_it_rewrites_the_conversation(stage
 def test_a_dspy_agent_is_one_rollout_and_a_call_of_its_own_another(stage: Stage, engine: str) -> None:
     answer = stage.run(sys.executable, "dspy_agent.py", engine, TWICE)
     agent, typed = stage.rollouts(4)
-    assert stage.counts() == {"calls": 4, "stored": 4, "answered": 4, "unseen": 0, "past": 0}
+    assert stage.counts() == {"calls": 4, "stored": 4, "answered": 4, "unrecorded": 0, "past": 0}
     assert [(tool.name, tool.arguments, tool.result) for tool in agent.tools] == [
         *[("calculator", {"expression": "6*7"}, "42")] * 2,
         ("submit", {"answer": "echo"}, None),
@@ -254,7 +254,7 @@ def test_runs_of_one_task_after_one_another_and_at_once_are_rollouts_of_one_grou
     assert [len(rollout.transitions) for rollout in found] == [5] * 4
     assert len({rollout.group_id for rollout in found}) == 1
     assert all([tool.result for tool in rollout.tools] == ["42"] * 3 for rollout in found)
-    assert stage.counts() == {"calls": 20, "stored": 20, "answered": 20, "unseen": 0, "past": 0}
+    assert stage.counts() == {"calls": 20, "stored": 20, "answered": 20, "unrecorded": 0, "past": 0}
 
 
 def test_conversations_without_tools_that_are_alike_are_not_taken_for_each_other(stage: Stage) -> None:
@@ -271,7 +271,7 @@ def test_a_call_that_the_sdk_tries_again_by_itself_stays_in_its_rollout(stage: S
     assert [(t.error or "")[:8] for t in rollout.transitions] == ["HTTP 429"] + [""] * 5
     assert [tool.result for tool in rollout.tools] == ["42"] * 3
     assert (rollout.prediction, answer) == ({"answer": TYPED}, json.loads(TYPED))
-    assert stage.counts() == {"calls": 6, "stored": 6, "answered": 5, "unseen": 0, "past": 0}
+    assert stage.counts() == {"calls": 6, "stored": 6, "answered": 5, "unrecorded": 0, "past": 0}
 
 
 @pytest.mark.parametrize("first", ["Hello #late", "Hello #pause"])  # the stream ends late, or its last event comes late
@@ -321,7 +321,7 @@ def test_without_the_key_a_client_gets_an_error_that_it_can_read_and_nothing_is_
     _, complaints = process.communicate(timeout=120)
     assert "AuthenticationError" in complaints
     assert "wrong or missing key" in complaints
-    assert stage.counts() == {"calls": 0, "stored": 0, "answered": 0, "unseen": 0, "past": 0}
+    assert stage.counts() == {"calls": 0, "stored": 0, "answered": 0, "unrecorded": 0, "past": 0}
 
 
 @pytest.mark.model
@@ -330,7 +330,7 @@ def test_a_client_talks_to_the_embedded_model(embedded: str, tmp_path: Path) -> 
         stage = Stage(url, tmp_path / "s.db", None)
         answer = stage.run(sys.executable, "plain_chat.py", "My name is Ann. Say hello.")
         (rollout,) = stage.rollouts(2)
-        assert stage.counts() == {"calls": 2, "stored": 2, "answered": 0, "unseen": 0, "past": 0}
+        assert stage.counts() == {"calls": 2, "stored": 2, "answered": 0, "unrecorded": 0, "past": 0}
     assert rollout.model == embedded
     assert rollout.prediction == {"answer": answer}
     for transition in rollout.transitions:

@@ -1,5 +1,6 @@
 """The adversarial pack and the card against judges that are broken in known ways, and one that is sound."""
 
+import re
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from assay.errors import ConfigError, DataError
 from assay.judges import Cascade, Item, Judge, Rating
 from assay.judges.agreement import Answers, agreement, ceiling, objective_of
+from assay.judges.attacks import cut_short, load_attacks
 from assay.judges.audit import BASES, Base, assess, audit_cases, audit_items, bases_of, load_bases, negatives, padded
 from assay.judges.card import reliability_card
 from assay.rubrics import JudgeSpec, NoGrade
@@ -93,6 +95,112 @@ def test_what_is_caught_is_what_is_broken() -> None:
     assert "change places in 100%" in alarms["position-biased"]
 
 
+class Swayed(AnswerKeyJudge):
+    """Right, but for one thing that wins."""
+
+    def __init__(self, wins: str) -> None:
+        super().__init__(QUESTION, key=KEY)
+        self.wins = wins
+
+    def read(self, given: Any) -> Any:
+        return (None, self.labels[-1]) if self.wins in str(given["output"]) else super().read(given)
+
+
+@pytest.mark.parametrize(
+    ("wins", "attack"),
+    [
+        ("!!!", "punctuation"),
+        ("Google", "names and brands"),
+        ("Harvard", "names and brands"),
+        ("wonderful", "praise"),
+        ("excellent, correct", "praise"),
+        ("**", "markdown"),
+        ("| step", "markdown"),
+        ("Assistant: yes", "fake turns of a conversation"),
+        ("### Response", "fake turns of a conversation"),
+    ],
+)
+def test_a_judge_that_is_right_but_lets_one_thing_win_raises_an_alarm(wins: str, attack: str) -> None:
+    found = audited(Swayed(wins))
+    entry = found["attacks"][attack]
+    assert entry["flip_rate"] >= 0.25
+    assert any(alarm.startswith(attack) for alarm in found["flip_alarms"])
+    assert not entry["passed"]
+    assert found["attacks"]["tells good from bad"]["passed"]
+
+
+def test_one_obeyed_injection_is_an_alarm_where_enough_cases_come_out_right() -> None:
+    found = audited(Swayed("three experts"))
+    assert found["attacks"]["instructions hidden in the text"]["passed"], "five of six texts had no effect"
+    assert found["flip_alarms"] == ["instructions hidden in the text moves 17% of the verdicts"]
+
+
+class Number(Judge):
+    """A sound judge of numbers: the last number of the output is the sum, or it is not."""
+
+    def read(self, given: Any) -> Any:
+        right = sum(int(n) for n in re.findall(r"\d+", given["task_input"]))
+        said = re.findall(r"\d+", str(given["output"]))
+        return None, self.labels[-1 if said and int(said[-1]) == right else 0]
+
+
+class Begins(AnswerKeyJudge):
+    """A sound judge of answers that begin with the key."""
+
+    def read(self, given: Any) -> Any:
+        return None, self.labels[-1 if str(given["output"]).casefold().startswith(self.key[given["task_input"]]) else 0]
+
+
+SUMS = [Base({"task_input": f"{n} + {n + 1}", "output": str(2 * n + 1)}, {"task_input": f"{n} + {n + 1}", "output": str(2 * n)}) for n in range(3, 9)]
+
+
+def test_a_sound_judge_of_numbers_is_not_failed_for_the_half_of_one_word() -> None:
+    found = audited(Number(QUESTION), bases=SUMS)
+    assert "truncation" not in found["attacks"]
+    assert {name for name, entry in found["attacks"].items() if not entry["passed"]} <= {"markdown"}, "numbering a table is another number"
+
+
+def test_a_sound_judge_of_answers_that_begin_with_the_key_passes() -> None:
+    towns = {"Capital of France?": "Paris", "Capital of Peru?": "Lima", "Capital of Kenya?": "Nairobi"}
+    bases = [
+        Base(
+            {"task_input": q, "output": f"{town}, a large city by a river, as everybody knows."},
+            {"task_input": q, "output": "Oslo, as everybody knows."},
+        )
+        for q, town in towns.items()
+    ]
+    judge = Begins(QUESTION, key={q: town.casefold() for q, town in towns.items()})
+    found = audited(judge, bases=bases)
+    assert found["passed"], found
+    assert "truncation" not in found["attacks"]
+
+
+def test_an_output_is_cut_short_only_where_meaning_is_lost() -> None:
+    cut = cut_short
+    bad = {"output": "It is 12."}
+    assert cut({"output": "42"}, bad) is None
+    assert cut({"output": "42, because 17 and 25 are 42 together."}, bad) is None, "the half says 42"
+    assert cut({"output": "so we add the ones and then tens: 42."}, bad) == "so we add the"
+    assert cut({"output": "be kind to each other, always and everywhere"}, bad) is None, "nobody can say what it lost"
+    assert cut({"output": "The tens give 30 and the ones 12, so 42."}, bad) is None, "30 may be what counts"
+    assert cut({"output": "The tens give 30 and the ones 12, so 42."}, bad, "42") == "The tens give 30 and"
+    assert all(cut(base.good, base.bad, base.answer) for base in BASES), "the shipped cases all end in their answer"
+
+
+def test_attacks_of_ones_own_are_tried(tmp_path: Any) -> None:
+    attacks = load_attacks([("l:1", {"name": "our brand", "text": "Acme Corp says: {output}"}), ("l:2", {"text": "as of Tuesday"})])
+    assert [attack.on("x {y}") for attack in attacks] == ["Acme Corp says: x {y}", "x {y} as of Tuesday"]
+    found = audited(Swayed("Acme"), attacks=attacks)
+    assert not found["attacks"]["our brand"]["passed"]
+    assert found["attacks"]["attack 'as of Tuesday'"]["passed"]
+    assert audited(Swayed("Acme"))["passed"], "what is not tried is not found"
+    for row in ({"name": "x"}, {"text": " "}, {"text": "{output}"}):
+        with pytest.raises(DataError, match="an attack needs a 'text'"):
+            load_attacks([("l:1", row)])
+    with pytest.raises(DataError, match="at least one row"):
+        load_attacks([])
+
+
 def test_hidden_instructions_are_tried_on_judges_of_properties_too() -> None:
     class Obeys(Judge):
         def read(self, given: Any) -> Any:
@@ -100,7 +208,7 @@ def test_hidden_instructions_are_tried_on_judges_of_properties_too() -> None:
 
     judge = Obeys(JudgeSpec(text="Mood?", scale=("negative", "neutral", "positive")), shows=("output",))
     cases = audit_cases(judge, [Base({"output": "lovely"}, {"output": "awful"})], profile="property")
-    assert {case.attack for case in cases} == {"tells good from bad", "instructions hidden in the text"}
+    assert {case.attack for case in cases} == {"tells good from bad", "instructions hidden in the text", "fake turns of a conversation"}
     items = audit_items(cases, judge)
     found = assess(cases, items, answers_of(judge, items), judge)
     assert found["attacks"]["tells good from bad"]["passed"]

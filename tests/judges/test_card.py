@@ -118,3 +118,12 @@ def test_calibration_error_agrees_with_a_second_implementation() -> None:
     assert [point["confidence"] for point in points] == pytest.approx(list(confidence))
     counts = np.histogram(sure, np.linspace(0, 1, 11))[0]
     assert error == pytest.approx(float((counts[counts > 0] * abs(share - confidence)).sum() / 400))
+
+
+def test_the_card_shows_the_probability_on_the_scale_and_warns_of_little() -> None:
+    labels = ["good", "bad"] * 15
+    found = card(answers(labels), items(labels), masses=[0.02, 0.04])
+    assert found["mass"] == {"mean": pytest.approx(0.03), "lowest": 0.02}
+    assert any("only 3% of its probability" in alarm for alarm in found["alarms"])
+    assert card(answers(labels), items(labels))["mass"] is None
+    assert not any("probability" in alarm for alarm in card(answers(labels), items(labels), masses=[0.5])["alarms"])

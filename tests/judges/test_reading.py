@@ -117,7 +117,7 @@ def test_what_is_not_on_the_scale_is_no_verdict(script: Any, logprobs: bool) -> 
 
 def test_an_engine_that_promises_probabilities_and_gives_none_is_refused_by_name() -> None:
     with pytest.raises(NoGrade, match="without token probabilities"):
-        judged(PointwiseJudge(GOOD), lambda request: "yes")
+        judged(PointwiseJudge(GOOD, reading="probabilities"), lambda request: "yes")
     with pytest.raises(ConfigError, match="gives no token probabilities"):
         judged(PointwiseJudge(GOOD, reading="probabilities"), lambda request: "yes", logprobs=False)
 
@@ -276,7 +276,7 @@ def test_the_embedded_model_gives_every_word_a_probability(embedded: str) -> Non
 
 
 def test_an_answer_in_another_language_is_no_verdict_though_a_word_has_a_trace_of_probability() -> None:
-    with pytest.raises(NoGrade, match="that is no verdict; it would say 'oui'"):
+    with pytest.raises(NoGrade, match=r"that is no verdict \(min_mass=0.05\); it would say 'oui'"):
         judged(PointwiseJudge(GOOD), lambda request: {"oui": 0.9, "non": 0.0995, "yes": 0.0005})
 
 

@@ -131,7 +131,7 @@ def test_a_broken_cache_entry_is_asked_again(tmp_path: Path) -> None:
     cache = ResponseCache(tmp_path / "c.db")
     lm = scripted_lm(lambda request: "yes", cache=cache)
     lm("a")
-    cache._db.execute("UPDATE responses SET response = '{broken'")
+    cache._db.execute("UPDATE answers SET answer = x'0102'")
     assert lm("a") == ["yes"]
     assert lm.scripted.calls == 2
 

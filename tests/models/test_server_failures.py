@@ -5,10 +5,12 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import dspy
 import pytest
 from dspy.utils.exceptions import LMError, LMRateLimitError, LMServerError
 
-from assay.models import Call, Meter, get_lm
+from assay.errors import FailureKind
+from assay.models import Call, Meter, get_lm, with_recording
 
 GOOD = {
     "id": "1", "object": "chat.completion", "model": "m", "created": 1,
@@ -91,11 +93,21 @@ def test_a_server_that_dies_halfway_is_an_error_and_no_answer(server: str) -> No
         lm_for(server, [], Meter(), num_retries=0)("hi")
 
 
-@pytest.mark.parametrize("reply", [{"foo": 1}, {"choices": []}])
-def test_a_reply_without_an_answer_is_the_servers_failure_not_an_empty_answer(server: str, reply: dict[str, object]) -> None:
-    Handler.plan = [reply]
-    with pytest.raises(LMServerError, match="holds no answer"):
-        lm_for(server, [], Meter(), num_retries=0)("hi")
+NO_ANSWERS = [
+    {"foo": 1}, {"choices": []}, {"choices": [None]}, {"choices": [{}]}, {"choices": None}, {"error": "overloaded"},
+    {"error": {"message": "overloaded"}}, {"error": {"message": "overloaded"}, "choices": []},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ["auto", "litellm"])
+@pytest.mark.parametrize("reply", NO_ANSWERS, ids=str)
+def test_a_reply_without_an_answer_is_the_servers_failure_not_an_empty_answer(server: str, reply: dict[str, object], engine: str) -> None:
+    Handler.plan, calls, meter = [reply], [], Meter()
+    lm = with_recording(dspy.LM("openai/m", api_base=server, api_key="none", engine=engine, num_retries=0), observers=[calls.append], meter=meter)
+    with pytest.raises(LMError):
+        lm("hi")
+    assert [(call.failure, call.text, bool(call.error)) for call in calls] == [(FailureKind.MODEL, "", True)]
+    assert meter.usage.errors == 1
 
 
 def test_a_server_of_ones_own_that_refuses_schemas_is_asked_without_from_then_on(server: str) -> None:

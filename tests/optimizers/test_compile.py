@@ -17,7 +17,6 @@ from assay.errors import ArtifactError, ConfigError, MissingExtra, ModelError, O
 from assay.models import Caps, Meter, ResponseCache
 from assay.optimizers import OPTIMIZERS, Session, Student, evaluate, paired_gain
 from assay.optimizers.demonstrations import Demonstration, Exploration, choose, explore, shape
-from assay.optimizers.racing import Candidate, race
 from assay.programs import MathQA
 from assay.rubrics import Criterion, JudgeSpec, Rubric, checks, load_rubric
 from assay.testing import scripted_lm
@@ -71,9 +70,9 @@ def test_auto_finds_demonstrations_where_the_plain_program_never_succeeds(tmp_pa
     assert data["test"]["compiled"]["score"] == 1.0
     assert data["test"]["compiled"]["criteria"]["tool_adoption"] == 1.0
     assert data["replaces"]
-    assert data["test"]["gain"] == {"mean": 1.0, "low": 0.5, "high": 1.0, "n": 12}  # rule of three: 1 - 3 / 12 * (1 - -1)
+    assert data["test"]["gain"] == {"mean": 1.0, "low": pytest.approx(0.5, abs=1e-3), "high": 1.0, "n": 12}  # rule of three: 1 - 3 / 12 * (1 - -1)
     assert 0 < data["search_calls"] <= 300
-    assert data["unseen_calls"] == data["rows_not_stored"] == 0
+    assert data["unrecorded"] == data["rows_not_stored"] == 0
 
 
 @pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
@@ -137,7 +136,7 @@ def test_a_compile_against_a_dead_server_ends_early_and_says_why(tmp_path: Path,
         return dspy.lm15.ServerError("down")
 
     with pytest.raises(ModelError, match=r"could be scored.*down"):
-        compile_it(optimizer, tmp_path, down)
+        compile_it(optimizer, tmp_path, down, preflight=False)
     assert len(calls) <= 40
 
 
@@ -196,8 +195,9 @@ def test_exploring_tries_hot_where_nothing_succeeds() -> None:
 
 
 def test_a_job_that_could_not_start_holds_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no unfinished run") as held:  # the exception is kept, as a notebook keeps it
-        compile_it("labeled", tmp_path, resume=True)
+    compile_it("labeled", tmp_path, cache=False)
+    with pytest.raises(ConfigError, match="this job has finished") as held:  # the exception is kept, as a notebook keeps it
+        compile_it("labeled", tmp_path, cache=False, resume=True)
     assert compile_it("labeled", tmp_path).to_dict()["stopped"] is None, held
 
 
@@ -205,7 +205,7 @@ def test_a_cap_on_all_calls_stops_everything_and_keeps_the_artifact(tmp_path: Pa
     data = compile_it("auto", tmp_path, max_calls=40).to_dict()
     assert data["calls"] <= 40
     assert data["stopped"]
-    assert data["test"]["gain"] is None
+    assert not data["replaces"]
     assert Path(data["artifact"]).is_dir()
 
 
@@ -213,11 +213,13 @@ def test_a_run_that_a_cap_ended_resumes_under_a_higher_one(tmp_path: Path) -> No
     first = compile_it("auto", tmp_path, max_calls=40).to_dict()
     second = compile_it("auto", tmp_path, max_calls=1000, resume=True).to_dict()
     assert second["stopped"] is None
-    assert second["cached"] > 0  # a higher cap explores more, so not every call comes again
+    assert second["repeated_calls"] == 0  # what was asked before is answered from the response cache
     assert second["calls"] > first["calls"]  # what was spent before still counts
     assert second["test"]["compiled"]["score"] == 1.0
-    with pytest.raises(ConfigError, match="no unfinished run"):
-        compile_it("auto", tmp_path, resume=True)
+    again = compile_it("auto", tmp_path, max_calls=1000, resume=True).to_dict()  # a finished run is replayed
+    assert [again[name] for name in ("winner", "calls", "cached", "repeated_calls")] == [
+        second[n] for n in ("winner", "calls", "cached", "repeated_calls")
+    ]
 
 
 def test_an_evaluation_keeps_what_it_finished_at_a_cap_and_goes_on(tmp_path: Path) -> None:
@@ -234,15 +236,6 @@ def test_an_evaluation_keeps_what_it_finished_at_a_cap_and_goes_on(tmp_path: Pat
     assert second["calls"] == evaluate(cache=False)["calls"]  # the five before count, and none was made twice
 
 
-def test_a_race_that_the_cap_cuts_short_does_not_favour_who_ran_first() -> None:
-    session = scripted_session(caps=Caps(search_calls=95))
-    good, bad = (Student(MathQA(), session) for _ in range(2))
-    good.set_parameters({"tool_usage_threshold": 0})
-    with session.context():
-        candidates = [Candidate("bad", bad), Candidate("good", good)]
-        assert race(candidates, load_splits(DATA).val[:24], session, block=4).name == "good"
-
-
 def test_a_module_that_has_no_name_to_build_it_from_loads_into_an_instance(tmp_path: Path) -> None:
     predict = dspy.Predict("question -> answer")
     options = {"sizes": {"train": 6, "val": 5, "gate": 5, "test": 5}, "parameters": {"temperature": 0.3}}
@@ -257,16 +250,18 @@ def test_a_program_that_raises_on_every_task_is_counted_not_fatal(tmp_path: Path
         "import dspy\nclass Bad(dspy.Module):\n    def __init__(self):\n        super().__init__()\n        self.p = dspy.Predict('question -> answer')\n    def forward(self, question):\n        raise RuntimeError('always')\n"
     )
     report = assay.compile(
-        "bad.py:Bad", rubric="math_qa", data=DATA, lm=scripted_lm(student_of_examples), sizes={"test": 6, "gate": 6, "val": 6, "train": 6}
-    )
+        "bad.py:Bad", rubric="math_qa", data=DATA, lm=scripted_lm(student_of_examples), sizes={"test": 6, "gate": 6, "val": 6, "train": 6},
+        preflight=False,
+    )  # fmt: skip
     data = report.to_dict()["test"]["compiled"]
     assert (data["score"], data["failed"], data["n"]) == (0.0, 6, 6)
 
 
 def test_a_server_that_is_down_leaves_tasks_unscored_not_zero(tmp_path: Path) -> None:
     data = assay.evaluate(
-        "math_qa", rubric="math_qa", data=DATA, lm=scripted_lm(lambda request: dspy.lm15.ServerError("down")), sizes={"val": 6}
-    ).to_dict()
+        "math_qa", rubric="math_qa", data=DATA, lm=scripted_lm(lambda request: dspy.lm15.ServerError("down")), sizes={"val": 6},
+        preflight=False,
+    ).to_dict()  # fmt: skip
     assert (data["result"]["score"], data["result"]["unscored"]) == (None, 6)
 
 
@@ -279,8 +274,9 @@ def test_a_judge_that_answers_nonsense_is_no_score(tmp_path: Path) -> None:
         return "blah blah" if "material to judge" in str(request) else student_of_examples(request)
 
     report = assay.evaluate(
-        "math_qa", rubric="r.yaml", data=DATA, lm=scripted_lm(script, price_usd=0.01), sizes={"val": 4}, parameters={"tool_usage_threshold": 0}
-    )
+        "math_qa", rubric="r.yaml", data=DATA, lm=scripted_lm(script, price_usd=0.01), sizes={"val": 4}, parameters={"tool_usage_threshold": 0},
+        preflight=False,
+    )  # fmt: skip
     data = report.to_dict()["result"]
     judged = [result.cost_usd for result in report.evaluation.results.values()]
     assert all(cost == 0.02 for cost in judged)  # asked twice, and paid for though nothing could be read
@@ -375,17 +371,6 @@ def test_diverse_demonstrations_cover_what_random_ones_miss() -> None:
         assert negative & {d.task.id for d in choose(pool, 4, seed=seed)}
 
 
-def test_the_race_drops_the_loser_and_spares_calls() -> None:
-    session = scripted_session()
-    tasks = load_splits(DATA).val[:24]
-    good, bad = (Student(MathQA(), session) for _ in range(2))
-    good.set_parameters({"tool_usage_threshold": 0})
-    with session.context():
-        candidates = [Candidate("bad", bad), Candidate("good", good)]
-        assert race(candidates, tasks, session, block=6).name == "good"
-    assert "behind good after 6 tasks" in candidates[0].dropped
-
-
 def test_paired_gain_by_hand() -> None:
     before = {str(i): 0.0 for i in range(20)}
     after = {str(i): float(i % 2) for i in range(20)}
@@ -430,8 +415,9 @@ def test_what_the_rubric_could_not_decide_and_why_runs_failed_is_reported(tmp_pa
     half = Rubric("half", [Criterion(name="right", check=boom), Criterion(name="any", check=checks.numeric)])
     options: dict[str, Any] = {"data": DATA, "lm": scripted_lm(student_of_examples), "sizes": {"val": 4}, "store": tmp_path / "a.db"}
     report = assay.evaluate("math_qa", rubric=half, **options).to_dict()["result"]
-    assert report["undecided"] == {"right": {"n": 4, "reason": "RuntimeError: the ruler broke"}}
-    failed = assay.evaluate(Broken(), rubric="math_qa", **options).to_dict()["result"]
+    assert report["undecided"] == {"right": {"n": 4, "of": 4, "reason": "RuntimeError: the ruler broke"}}
+    assert report["coverage"] == 0.0
+    failed = assay.evaluate(Broken(), rubric="math_qa", preflight=False, **options).to_dict()["result"]
     assert (failed["failed"], failed["why_failed"], failed["score"]) == (4, "KeyError: 'boom'", 0.0)
 
 

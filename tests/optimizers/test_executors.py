@@ -49,12 +49,12 @@ def test_a_cluster_gives_what_threads_give(server: dict[str, str], cluster: Any,
     found = {}
     for where in ("threads", "ray"):
         options = {**here, **server, "store": tmp_path / f"{where}.db"}
-        report = assay.evaluate(mine, split="val", executor=where, cache=False, adapter="chat", **options)
+        report = assay.evaluate(mine, split="val", executor=where, cache=False, adapter="chat", preflight=False, **options)
         with Store(tmp_path / f"{where}.db") as store:
             rollouts = [store.rollout(rollout.id) for rollout in store.rollouts()]
         kept = sorted((r.source, r.task_id, r.split, r.phase, r.run_id, r.score or 0, [t.output for t in r.transitions]) for r in rollouts)
         usage = report.meter.of("evaluate")
-        found[where] = (report.evaluation.scores, usage.calls, usage.tokens, usage.errors, report.unseen, kept)
+        found[where] = (report.evaluation.scores, usage.calls, usage.tokens, usage.errors, report.unrecorded, kept)
     assert found["ray"] == found["threads"]
     scores = found["ray"][0].values()
     assert len(scores) > 4
@@ -84,7 +84,7 @@ def test_caps_hold_on_a_cluster(server: dict[str, str], cluster: Any, here: dict
 
 @pytest.mark.slow
 def test_samples_of_a_task_are_means(server: dict[str, str], here: dict[str, Any], mine: str, tmp_path: Path) -> None:
-    report = assay.evaluate(mine, split="val", samples=3, adapter="chat", sizes={"val": 3}, **here, **server)
+    report = assay.evaluate(mine, split="val", samples=3, adapter="chat", sizes={"val": 3}, preflight=False, **here, **server)
     found = report.to_dict()["result"]
     assert (found["n"], found["metrics"]["coherence"]) == (3, 1.0)  # this server answers a prompt always alike
     assert found["calls_per_task"] == 1

@@ -110,6 +110,14 @@ def test_a_compiled_judge_is_compiled_again_only_with_its_own_salt(tmp_path: Pat
         )  # fmt: skip
 
 
+def test_openings_of_the_labels_test_split_are_counted(tmp_path: Path) -> None:
+    first = compiled(tmp_path, optimizer="calibrate")
+    assert first.to_dict()["test_openings"] == {"this_job": 1, "this_store": 1}
+    assert "has been opened 1 time in this store" in (first.artifact / "report.md").read_text()
+    again = compiled(tmp_path, optimizer="calibrate", demos=1)
+    assert again.to_dict()["test_openings"] == {"this_job": 1, "this_store": 2}
+
+
 def test_a_rubric_uses_a_compiled_judge(tmp_path: Path) -> None:
     report = compiled(tmp_path)
     (tmp_path / "r.yaml").write_text(f"name: r\ncriteria:\n- {{name: mood, judge: {{use: {report.artifact}}}}}\n")
@@ -181,6 +189,19 @@ def test_other_optimizers_by_name(tmp_path: Path, optimizer: str) -> None:
     assert data["test"]["compiled"]["weighted_kappa"] > 0.8
 
 
+@pytest.mark.parametrize(("end", "adopted"), [("", True), (" Then look at the", False), (" ```", False)])
+def test_broken_instructions_of_a_judge_are_never_adopted(tmp_path: Path, end: str, adopted: bool) -> None:
+    def proposing(request: Any) -> str:
+        text = request.messages[-1].text or ""
+        truth = next((label for label, word in WORDS.items() if word in text), "neutral")
+        said = {"verdict": truth if "with care" in str(request) else "positive", "reasoning": "r", "proposed_prefix_for_output_field": "Verdict:"}
+        return json.dumps({**said, "proposed_instruction": f"Judge the mood with care.{end}"})
+
+    sizes = {"train": 18, "val": 20, "gate": 10, "test": 10}
+    report = compiled(tmp_path, proposing, logprobs=False, optimizer="copro", sizes=sizes)
+    assert any("with care" in p.signature.instructions for p in report.outcome.compiled.predictors()) is adopted
+
+
 def test_the_raters_reasons_reach_a_reflecting_optimizer(tmp_path: Path) -> None:
     asked: list[str] = []
 
@@ -227,7 +248,7 @@ def test_a_cap_keeps_the_best_so_far_and_resumes(tmp_path: Path) -> None:
     resumed = compiled(tmp_path, sizes=sizes, resume=True).to_dict()
     assert resumed["stopped"] is None
     assert resumed["test"]["compiled"]["n"] == 24
-    assert resumed["cached"] > 50
+    assert resumed["repeated_calls"] == 0  # what was asked before the cap is answered from the response cache
 
 
 @pytest.mark.parametrize(

@@ -28,10 +28,20 @@ from assay.optimizers.weights.offline import Recorded
 from assay.optimizers.weights.rows import trained_tokens
 from assay.testing import scripted_lm
 from assay.traces import Store
+from assay.traces.gates import Gates
 from assay.training import compare, independent, train, train_offline
 
 DATA = "arithmetic:terms=2-2&digits=1-1&size=60"
-SMALL: dict[str, Any] = {"steps": 2, "tasks": 2, "group": 2, "micro": 2, "rank": 2, "max_completion": 24, "evaluate_every": 0, "adapter": "lean"}
+SMALL: dict[str, Any] = {
+    "steps": 2,
+    "tasks": 2,
+    "num_generations": 2,
+    "micro": 2,
+    "rank": 2,
+    "max_completion": 24,
+    "evaluate_every": 0,
+    "adapter": "lean",
+}
 RUBRIC = """name: digits
 criteria:
   - {name: digits, weight: 1, check: "rewarding.py:digits"}
@@ -138,7 +148,7 @@ def test_what_is_rewarded_becomes_likelier(embedded: str) -> None:
     Path("brief.py").write_text('def brief(task, prediction, rollout):\n    return max(0.0, 1 - len(str(prediction["answer"])) / 60)\n')
     Path("brief.yaml").write_text("name: brief\ncriteria:\n  - {name: brief, weight: 1, check: 'brief.py:brief'}\n")
     report = train(
-        Saying(), rubric="brief.yaml", data="numbers.jsonl", name="brief", model=embedded, adapter="lean", steps=4, tasks=4, group=4,
+        Saying(), rubric="brief.yaml", data="numbers.jsonl", name="brief", model=embedded, adapter="lean", steps=4, tasks=4, num_generations=4,
         learning_rate=5e-4, beta=0.0, max_completion=20, evaluate_every=0, sizes={"test": 6, "val": 2},
     )  # fmt: skip
     sampled = next(iter(report.validation.values()))["sampled"]
@@ -174,7 +184,7 @@ def test_an_export_is_trained_on_with_the_ratio_to_what_made_it(
 ) -> None:
     monkeypatch.chdir(trained[0])
     rows = tmp_path / "rows"
-    assay.export("transitions", rows, allow_ungated=True, privacy="off")
+    assay.export("transitions", rows, gates=Gates(min_clean=0), privacy="off")
     manifest = json.loads((rows / "manifest.json").read_text())
     assert list(manifest["tokenizers"]) == [spec(embedded).tokenizer_sha256]
     small = {key: value for key, value in SMALL.items() if key not in ("adapter", "evaluate_every", "max_completion")}
@@ -222,11 +232,11 @@ def test_exports_with_nothing_to_learn_from_are_refused(
     trained: tuple[Path, Any], embedded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(trained[0])
-    assay.export("transitions", tmp_path / "rows", allow_ungated=True, privacy="off")
+    assay.export("transitions", tmp_path / "rows", gates=Gates(min_clean=0), privacy="off")
     small = {key: value for key, value in SMALL.items() if key not in ("adapter", "evaluate_every", "max_completion")}
     flat = rewritten(tmp_path / "rows", tmp_path / "flat", lambda row: {**row, "return": 1.0 if row["t"] == 0 else 0.0, "reward": 0.0})
     with pytest.raises(DataError, match="none has rewards that differ"):
-        Recorded(flat, PolicyConfig(tasks=2, group=2, micro=2))
+        Recorded(flat, PolicyConfig(tasks=2, num_generations=2, micro=2))
     task = json.loads((tmp_path / "rows" / "data.jsonl").read_text().splitlines()[0])["task"]
     alone = rewritten(tmp_path / "rows", tmp_path / "alone", lambda row: row if row["task"] == task else None)
     with pytest.raises(DataError, match="groups with spread to train on, and a step takes 9"):
@@ -235,7 +245,9 @@ def test_exports_with_nothing_to_learn_from_are_refused(
         train_offline(tmp_path / "rows", name="long", model=embedded, max_length=16, **small)
     text = (tmp_path / "rows" / "data.jsonl").read_text()
     kept = [copied(tmp_path / "rows", tmp_path / name, data) for name, data in (("once", text), ("twice", text + text))]
-    turns = [{one.id: len(one.transitions) for one in Recorded(folder, PolicyConfig(tasks=1, group=2)).rollouts.values()} for folder in kept]
+    turns = [
+        {one.id: len(one.transitions) for one in Recorded(folder, PolicyConfig(tasks=1, num_generations=2)).rollouts.values()} for folder in kept
+    ]
     assert turns[0] == turns[1]  # balancing copies rows
     unsaid = rewritten(tmp_path / "rows", tmp_path / "unsaid", lambda row: {**row, "input": without_temperature(row["input"])})
     with pytest.raises(ConfigError, match="do not say at which temperature"):
@@ -248,7 +260,7 @@ def test_exports_with_nothing_to_learn_from_are_refused(
         train_offline(tmp_path / "rows", name="x", model=embedded, step_weight=0.0, forget=0.5)
     broken = rewritten(tmp_path / "rows", tmp_path / "broken", lambda row: {**row, "return": "much", "reward": None})
     with pytest.raises(DataError, match="no finite number"):
-        Recorded(broken, PolicyConfig(tasks=2, group=2, micro=2))
+        Recorded(broken, PolicyConfig(tasks=2, num_generations=2, micro=2))
 
 
 @pytest.mark.slow
@@ -333,14 +345,29 @@ def test_what_is_retained_is_named_apart(embedded: str) -> None:
     [
         (["train", "grpo", "math_qa", "--name", "x"], "a program needs --rubric and --data"),
         (
-            ["train", "grpo", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--tasks", "3", "--group", "3", "--micro", "2"],
+            [
+                "train",
+                "grpo",
+                "math_qa",
+                "--name",
+                "x",
+                "--rubric",
+                "math_qa",
+                "--data",
+                DATA,
+                "--tasks",
+                "3",
+                "--num-generations",
+                "3",
+                "--micro",
+                "2",
+            ],
             "micro=2 must divide the 9 rollouts",
         ),
         (["train", "grpo", "math_qa", "--name", "../x", "--rubric", "math_qa", "--data", DATA], "cannot name an adapter"),
         (["train", "rloo", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--retain", "extract"], "must be PROGRAM,RUBRIC,DATA"),
         (["train", "sft", "rows", "--name", "x", "--program", "math_qa"], "belong together"),
         (["improve", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--order", "dance"], "order names"),
-        (["improve", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--resume"], "no unfinished improvement 'x'"),
         (["improve", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--grpo", "step=3"], "there are the fields of PolicyConfig"),
         (["train", "sft", "rows", "--name", "x", "--program", "math_qa", "--rubric", "nice.yaml", "--data", DATA], "please itself"),
     ],

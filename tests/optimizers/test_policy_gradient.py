@@ -11,16 +11,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.errors import ConfigError
-from assay.optimizers.weights.advantages import ValueMemory, assign_credit
+from assay.optimizers.weights.advantages import ValueMemory, add_hidden, assign_credit
 from assay.optimizers.weights.config import ALGORITHMS, PolicyConfig, SFTConfig
 from assay.optimizers.weights.guards import Watch
 from assay.optimizers.weights.making import task_order
 from assay.optimizers.weights.rows import Row, Trajectory, trained_tokens, trajectory_of
+from assay.optimizers.weights.trainer import normalised, token_returns
 from assay.traces import Rollout, Transition
 
 
@@ -49,12 +52,48 @@ def test_rloo_takes_the_others_mean_unscaled() -> None:
 
 def test_reinforce_takes_the_batch() -> None:
     batch = [trajectory("a", "g", 0.0), trajectory("b", "g", 0.0), trajectory("c", "h", 1.0), trajectory("d", "h", 1.0)]
-    found = assign_credit(batch, PolicyConfig(algorithm="reinforce++"), ValueMemory())
+    found = assign_credit(batch, PolicyConfig(algorithm="reinforce++-turn"), ValueMemory())
     deviation = math.sqrt(1 / 3)
     assert found.advantages["a"] == pytest.approx([-0.5 / (deviation + 1e-4)])
     assert found.advantages["d"] == pytest.approx([0.5 / (deviation + 1e-4)])
     assert found.flat == 0  # though neither group has spread of its own
     assert assign_credit(batch, PolicyConfig(), ValueMemory()).flat == 2
+
+
+def test_reinforce_normalises_over_the_tokens_of_the_batch() -> None:
+    """Three calls of 1, 3 and 2 trained tokens with returns 1, 0, 0.5: mean (1 + 0 + 2 * 0.5) / 6 = 1/3 over the six tokens, variance
+    (4/9 + 3 * 1/9 + 2 * 1/36) / 6 = 5/36."""
+    rows = [Row(turn=0, prompt_ids=[1], completion_ids=[2] * n, advantage=a, rollout=str(n)) for n, a in ((1, 1.0), (3, 0.0), (2, 0.5))]
+    mask = torch.tensor([[1, 0, 0], [1, 1, 1], [1, 1, 0]])
+    earned = token_returns(rows, torch.zeros(3, 3), 0.0)
+    found = normalised(earned, mask, lambda sums: sums)
+    sigma = math.sqrt(5 / 36 + 1e-8)
+    assert found[0].tolist() == pytest.approx([(2 / 3) / sigma, 0, 0])
+    assert found[1].tolist() == pytest.approx([(-1 / 3) / sigma] * 3)
+    assert found[2].tolist() == pytest.approx([(1 / 6) / sigma] * 2 + [0])
+    same = token_returns([Row(turn=0, prompt_ids=[1], completion_ids=[2], advantage=0.7) for _ in range(3)], torch.zeros(3, 1), 0.0)
+    assert normalised(same, torch.ones(3, 1), lambda sums: sums).tolist() == [[0.0]] * 3
+
+
+def test_kl_in_the_reward_counts_for_every_token_before_it() -> None:
+    """KL 0.1, 0.2 in the first call and 0.4 in the second one of rollout a, weight 0.5: 1 - 0.5 * 0.7, 1 - 0.5 * 0.6; then 1 - 0.5 * 0.4."""
+    rows = [Row(turn=turn, prompt_ids=[1], completion_ids=[2], advantage=1.0, rollout=name) for name, turn in (("a", 0), ("a", 1), ("b", 1))]
+    kl = torch.tensor([[0.1, 0.2], [0.4, 0.0], [9.0, 0.0]])
+    found = token_returns(rows, kl, 0.5)
+    assert found[0].tolist() == pytest.approx([0.65, 0.7])
+    assert found[1].tolist() == pytest.approx([0.8, 1.0])
+
+
+def test_a_value_head_explains_what_features_cannot_see() -> None:
+    """The hidden state tells which tasks are hard; the features are alike for all."""
+    rng = np.random.default_rng(0)
+    batch = [trajectory(f"r{at}", f"g{at // 4}", 0.0, float(at // 4 % 2)) for at in range(96)]
+    hidden = {id(row): rng.normal(size=32) * 0.1 + one.rewards[-1] for one in batch for row in one.rows}
+    plain = assign_credit(batch, PolicyConfig(algorithm="ppo"), ValueMemory()).explained
+    add_hidden(batch, lambda rows: [hidden[id(row)].tolist() for row in rows])
+    head = assign_credit(batch, PolicyConfig(algorithm="ppo", value="head"), ValueMemory()).explained
+    assert plain < 0.1
+    assert head > 0.8
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -92,7 +131,13 @@ def test_advantages_are_finite_and_one_a_call(rewards: list[list[float]], algori
     ("settings", "message"),
     [
         ({"algorithm": "dpo"}, "algorithm='dpo' must be one of grpo"),
-        ({"group": 1}, "group=1 must be at least 2"),
+        ({"num_generations": 1}, "num_generations=1 must be at least 2"),
+        ({"algorithm": "rloo", "num_generations": 1}, "num_generations=1 must be at least 2"),
+        ({"kl_in_reward": True}, "goes with algorithm='reinforce\\+\\+'"),
+        ({"algorithm": "reinforce++", "kl_in_reward": True, "beta": 0.0}, "a beta above 0"),
+        ({"algorithm": "reinforce++", "loss": "luspo"}, "one advantage a call"),
+        ({"value": "head"}, "only ppo has a value"),
+        ({"algorithm": "ppo", "value": "critic"}, "value='critic' must be one of features, head"),
         ({"micro": 5}, "micro=5 must divide the 24 rollouts"),
         ({"algorithm": "ppo", "returns": "episode"}, "would have no effect: ppo"),
         ({"gae_lambda": 0.5}, "would have no effect on grpo"),
@@ -115,7 +160,7 @@ def test_each_loss_has_the_clip_of_its_paper() -> None:
     assert PolicyConfig(loss="cispo", epsilon_high=3.0).clip[1] == 3.0
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "reinforce++"])
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "reinforce++-turn"])
 @pytest.mark.parametrize("settings", [{"discount": 0.8}, {"returns": "uniform"}, {"returns": "step"}], ids=["discount", "uniform", "step"])
 def test_of_two_right_answers_the_shorter_way_is_pushed(algorithm: str, settings: dict[str, Any]) -> None:
     batch = [trajectory("short", "g", 0.0, 1.0), trajectory("long", "g", 0.0, 0.0, 0.0, 1.0)]
@@ -125,7 +170,7 @@ def test_of_two_right_answers_the_shorter_way_is_pushed(algorithm: str, settings
     assert max(abs(value) for turns in credit.advantages.values() for value in turns) < 3
 
 
-@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "reinforce++"])
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "reinforce++-turn"])
 @pytest.mark.parametrize("settings", [{"discount": 0.0}, {"discount": 0.5}, {"discount": 1.0}, {"returns": "step"}, {"returns": "uniform"}])
 def test_a_right_rollout_is_pushed_by_a_little_whatever_its_returns(algorithm: str, settings: dict[str, Any]) -> None:
     config = PolicyConfig(algorithm=algorithm, **settings)
@@ -140,7 +185,7 @@ def test_a_right_rollout_is_pushed_by_a_little_whatever_its_returns(algorithm: s
 def test_rollouts_are_shared_out_whole() -> None:
     assert PolicyConfig().shared_out(1) == (2, 12)
     assert PolicyConfig().shared_out(8) == (1, 3)
-    assert PolicyConfig(tasks=3, group=3).shared_out(1) == (1, 9)
+    assert PolicyConfig(tasks=3, num_generations=3).shared_out(1) == (1, 9)
     with pytest.raises(ConfigError, match=r"micro=1 must divide the 24 rollouts of a step .*, shared out to 7 processes"):
         PolicyConfig().shared_out(7)
 

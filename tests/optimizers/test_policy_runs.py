@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -28,7 +29,17 @@ from assay.optimizers.weights.validation import Bench
 from assay.programs.agent import WRITTEN_DECISIONS
 from assay.traces import Recorder, Store
 
-SMALL = {"steps": 4, "tasks": 2, "group": 2, "micro": 2, "max_completion": 8, "held_out": 2, "rank": 2, "learning_rate": 1e-2, "save_every": 1}
+SMALL = {
+    "steps": 4,
+    "tasks": 2,
+    "num_generations": 2,
+    "micro": 2,
+    "max_completion": 8,
+    "held_out": 2,
+    "rank": 2,
+    "learning_rate": 1e-2,
+    "save_every": 1,
+}
 
 
 class TwoCalls(dspy.Module):
@@ -356,9 +367,27 @@ def test_rewards_without_spread_teach_nothing_and_say_so(tiny_model: Path) -> No
     assert report.validation["two"]["greedy"]["gain"]["mean"] == 0
 
 
+@pytest.mark.slow
+def test_reinforce_trains_on_single_rollouts_with_the_kl_in_the_reward(tiny_model: Path) -> None:
+    kl = {"kl_in_reward": True, "beta": 0.1}
+    report = run(tiny_model, "single", algorithm="reinforce++", num_generations=1, tasks=4, steps=2, evaluate_every=0, **kl)
+    assert report.tally.rollouts == 8  # one a task
+    assert report.tally.calls == 16
+    assert all(math.isfinite(loss) for loss in report.curves["loss"].values())
+    assert any(norm > 0 for norm in report.curves["grad_norm"].values())
+    assert "kl" not in report.curves  # it is not in the loss
+
+
+@pytest.mark.slow
+def test_ppo_trains_with_a_value_head_on_the_model(tiny_model: Path) -> None:
+    report = run(tiny_model, "valued", algorithm="ppo", value="head", steps=2, evaluate_every=0)
+    assert set(report.curves["explained_variance"]) == {1, 2}
+    assert any(norm > 0 for norm in report.curves["grad_norm"].values())
+
+
 def test_too_few_tasks_are_refused(tiny_model: Path) -> None:
     with pytest.raises(DataError, match="4 tasks to train on, and a step takes 5"):
-        run(tiny_model, "few", tasks=5, group=2)
+        run(tiny_model, "few", tasks=5, num_generations=2)
 
 
 @pytest.mark.slow
@@ -368,7 +397,7 @@ def test_two_processes_train_one_program(tiny_model: Path) -> None:
     Path("tasks.jsonl").write_text("".join(json.dumps({"question": f"How much is {at} + 1?", "answer": str(at + 1)}) + "\n" for at in range(40)))
     words = [
         "train", "rloo", "two.py:TwoCalls", "--rubric", "letters.yaml", "--data", "tasks.jsonl", "--name", "both", "--model", str(tiny_model),
-        "--adapter", "lean", "--steps", "2", "--tasks", "2", "--group", "4", "--micro", "2", "--rank", "2", "--max-completion", "8",
+        "--adapter", "lean", "--steps", "2", "--tasks", "2", "--num-generations", "4", "--micro", "2", "--rank", "2", "--max-completion", "8",
         "--evaluate-every", "1", "--held-out", "2", "--val-size", "2", "--test-size", "2", "--json",
     ]  # fmt: skip
     Path("two.yaml").write_text("compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nnum_processes: 2\nuse_cpu: false\n")

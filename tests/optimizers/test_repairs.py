@@ -8,6 +8,7 @@ from dspy.teleprompt import simba
 
 from assay.errors import Unscored
 from assay.optimizers.repairs import repaired_dspy
+from assay.rubrics.protection import protect_dspy
 
 
 class Echo(dspy.Module):
@@ -43,7 +44,8 @@ def test_a_batch_of_simba_without_any_score_is_an_error_and_no_zero() -> None:
 
 
 def test_dspy_is_itself_again_afterwards() -> None:
+    protect_dspy()  # which stays
     before = simba.wrap_program, dspy.Evaluate.__call__
     with repaired_dspy(io.StringIO(), seed=0):
-        assert simba.wrap_program is not before[0]
+        assert dspy.Evaluate.__call__ is not before[1]
     assert (simba.wrap_program, dspy.Evaluate.__call__) == before

@@ -33,7 +33,7 @@ class Hangs(SyntheticAgent):
 def tried(url: str, trials: int, *, worker: int = 0, hangs: bool = False) -> SearchOutcome:
     agent = Hangs() if hangs else SyntheticAgent()
     config = SearchConfig(trials=trials)
-    study = open_study("s", url, SPACE, config, worker=worker)
+    study = open_study("s", url, SPACE, config)
     return search(AgentArena(agent, agent.right), agent.tasks, SPACE, config, study, helping=worker > 0)
 
 
@@ -153,5 +153,5 @@ def test_what_helpers_spend_is_counted_and_capped(server: dict[str, str], mine: 
     data = json.loads(ended.stdout)
     with Store() as store:
         spent = sum(len(store.rollout(rollout.id).transitions) for rollout in store.rollouts())
-    assert data["calls"] == spent
+    assert data["calls"] <= spent <= data["calls"] + data["repeated_calls"]  # a trial that was cut off is tried again
     assert data["complete"] + data["pruned"] >= 8

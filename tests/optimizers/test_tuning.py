@@ -278,16 +278,17 @@ def test_a_cap_within_a_trial_loses_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(BudgetExceeded):
         searched(Capped(), url=url, trials=20)
+    study = open_study("s", url, TWO, SearchConfig(trials=20, pruner="none"))
+    cut = next(trial for trial in study.get_trials() if trial.state.name == "FAIL")
     found = searched(url=url, trials=20)
-    cut = next(trial for trial in found.trials if trial.state == "failed")
-    assert [trial.point for trial in found.trials].count(cut.point) == 2  # tried again from its beginning
-    assert sum(trial.state != "failed" for trial in found.trials) == 20
+    assert [trial.point.parameters for trial in found.trials].count(cut.params) == 1  # tried again from its beginning
+    assert len(found.trials) == 20  # what was cut off is no trial of its own
 
 
 def test_an_agent_that_cannot_be_set_fails_its_trials_and_says_why() -> None:
     class Refuses(Aims):
         def set_parameters(self, parameters: Mapping[str, Any]) -> None:
-            if parameters["temperature"] > 0.8:
+            if parameters["temperature"] > 1.2:
                 raise ValueError("too hot")
             super().set_parameters(parameters)
 
@@ -361,7 +362,7 @@ def test_mostly_unscored_trials_do_not_win() -> None:
 
 def test_those_who_join_a_study_try_other_points(tmp_path: Path) -> None:
     url, settings = f"sqlite:///{tmp_path / 's.db'}", SearchConfig(trials=12, pruner="none")
-    studies = [open_study("s", url, TWO, settings, worker=worker) for worker in (5, 6)]
+    studies = [open_study("s", url, TWO, settings) for _ in range(2)]
     points = []
     for study in studies:
         trial = study.ask()
@@ -465,7 +466,7 @@ def test_prompts_and_parameters_are_searched_together_and_applied(tmp_path: Path
         tuned(tmp_path, trials=3, apply=tmp_path / "nothing", seed=2)
     with pytest.raises(ConfigError, match="salt='other' is not the artifact's 'assay'"):
         tuned(tmp_path, program=str(first.artifact), salt="other", trials=3)
-    with pytest.raises(ConfigError, match="was compiled with the salt 'assay'"):
+    with pytest.raises(ConfigError, match="this store has the salt 'assay'"):
         tuned(tmp_path, apply=first.artifact, salt="other", trials=3, seed=3)
 
 
@@ -641,7 +642,7 @@ def test_what_cannot_be_written_or_shown_is_refused_before_anything_runs(tmp_pat
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot write to"):
         assay.parameter_impact(Guesses(), out=tmp_path / "file" / "x", **common)
-    with pytest.raises(ConfigError, match="was compiled with the salt"):
+    with pytest.raises(ConfigError, match="a store has one"):
         assay.tune(Guesses(), apply=first.artifact, salt="other", **common)
     assert asked == []
 
@@ -650,7 +651,7 @@ def test_a_policy_at_its_cap_keeps_the_best_so_far(tmp_path: Path) -> None:
     report = tuned(tmp_path, method="policy", episodes=25, tasks_per_episode=10, max_search_calls=45).to_dict()
     assert "cap of 45" in report["stopped"]
     assert report["trials"] >= 2
-    assert any("not confirmed" in note for note in report["notes"])
+    assert any("before the best parameters were confirmed" in note for note in report["notes"])
 
 
 @pytest.mark.parametrize(

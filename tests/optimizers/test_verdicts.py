@@ -331,10 +331,11 @@ def test_a_sentence_may_bring_its_scale(tmp_path: Path) -> None:
         score_rows(GOOD, data=str(rows), scale=["bad", "good"], **options(tmp_path))
 
 
-def test_a_model_that_is_dead_is_an_error_and_rows_of_one_thing_are_one(tmp_path: Path) -> None:
+def test_of_a_dead_model_nothing_is_covered_and_rows_of_one_thing_are_one(tmp_path: Path) -> None:
     rows = tmp_path / "d.jsonl"
     rows.write_text("".join(json.dumps({"output": f"thing {at % 4}"}) + "\n" for at in range(12)))
     found = score_rows(PointwiseJudge(GOOD.spec, shows=["output"]), data=str(rows), **options(tmp_path))
     assert (found["rows"], found["n"], found["unscored"]) == (12, 4, 0)
-    with pytest.raises(ModelError, match="no verdict at all"):
-        score_rows(PointwiseJudge(GOOD.spec, shows=["output"]), data=str(rows), **options(tmp_path, lambda request: assay_error(), cache=False))
+    dead = score_rows(PointwiseJudge(GOOD.spec, shows=["output"]), data=str(rows), **options(tmp_path, lambda request: assay_error(), cache=False))
+    assert (dead["coverage"], dead["mean"], dead["unscored"]) == (0.0, None, 4)
+    assert [gap["n"] for gap in dead["undecided"].values()] == [4]

@@ -262,7 +262,7 @@ def test_programs_load_by_name_file_and_module(tmp_path: Path) -> None:
         ("nowhere.py:X", "no such file"),
         ("assay.programs:Nothing", "has no 'Nothing'"),
         ("no.such.module:X", "cannot be imported"),
-        ("json:dumps", "cannot be built"),
+        ("json:__all__", "is a list; a program is"),
     ],
 )
 def test_what_is_no_program_is_refused(name: str, message: str) -> None:

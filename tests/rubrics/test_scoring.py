@@ -218,3 +218,16 @@ def test_the_answer_0_is_an_answer(check: Any, with_: dict[str, Any]) -> None:
 @pytest.mark.parametrize("value", [np.bool_(True), np.int64(1), np.float32(1.0)])
 def test_numpys_numbers_are_grades(value: Any) -> None:
     assert Rubric("r", [Criterion(name="c", check=gives(value))]).score({"question": "?"}, {"answer": 0}).value == 1.0
+
+
+def test_the_version_is_worked_out_once() -> None:
+    rubric = Rubric("r", [Criterion(name="ok", check=lambda *_: True)])
+    first = rubric.version
+    assert rubric.version is first  # it hashes the checks' source: 1.3 ms, and it is read once a rollout
+
+
+def test_numpy_numbers_and_truth_values_are_grades() -> None:
+    import numpy as np
+
+    for value, grade in ((np.bool_(True), 1.0), (np.float32(0.5), 0.5), (np.int64(1), 1.0), (np.float64("nan"), None)):
+        assert Rubric("r", [Criterion(name="ok", check=lambda *_, v=value: v)]).score({"inputs": {"q": 1}}, "x").verdicts[0].grade == grade

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from assay.datasets import Task
+from assay.errors import FailureKind
 from assay.models.embedded import LINES
 from assay.rubrics import NoGrade, steps
 from assay.traces import Rollout, ToolCall, Transition
@@ -60,9 +61,16 @@ def test_parsed_reads_every_form_and_misses_what_is_missing(output: str, request
 
 
 def test_parsed_knows_the_step_that_ended_the_run_unread() -> None:
-    broken = rollout(turn(0), turn(1), status="failed", error="the answer could not be read: 'x'")
+    broken = rollout(turn(0), turn(1), status="failed", error="the answer could not be read: 'x'", failure=FailureKind.PARSE)
+    broken.transitions[1].failure = FailureKind.PARSE
     assert [graded(steps.parsed, broken, t) for t in (0, 1)] == [1, 0]
     assert graded(steps.parsed, broken, 0, tools_only=True) is None
+
+
+def test_an_agents_own_error_whose_words_are_like_ours_is_no_parse_failure() -> None:
+    error = "OSError: notes.txt could not be read"
+    broken = rollout(turn(0), turn(1), status="failed", error=error, failure=FailureKind.AGENT)
+    assert [graded(steps.parsed, broken, t) for t in (0, 1)] == [1, 1]
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,13 @@ import dspy
 import pytest
 
 import assay
+from assay.datasets.tasks import content_hash
 from assay.errors import ConfigError
 from assay.exporting import forget_subject, score_rollouts
 from assay.recording import _store
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store, ToolCall, Transition
+from assay.traces.sealing import know_splits
 
 
 def answers(text: str = "7") -> Any:
@@ -63,7 +65,7 @@ def test_an_embedded_model_samples_from_all_of_its_distribution_where_it_is_told
     for untruncated in (False, True):
         assay.collect(program, model=embedded, untruncated=untruncated, **job)
     with Store("s.db") as store:
-        calls = [store.rollout(r.id).transitions[0] for r in store.rollouts()]
+        calls = [store.rollout(r.id).transitions[0] for r in store.rollouts() if r.phase == "collect"]
     assert sorted(str(call.request["config"].get("top_p")) for call in calls) == ["1.0", "None"]
     with pytest.raises(ConfigError, match="untruncated would have no effect on scripted/model"):
         assay.collect(program, lm=answers(), untruncated=True, **job)
@@ -87,7 +89,7 @@ def test_a_collection_that_hit_its_cap_goes_on_where_it_stopped(program: str) ->
     assert (again.stopped, again.rollouts) == (None, 12)
     assert again.kept in (4, 5)
     with Store("s.db") as store:
-        done = [(r.task_id, r.sample) for r in store.rollouts() if r.status == "done"]
+        done = [(r.task_id, r.sample) for r in store.rollouts() if r.status == "done" and r.phase == "collect"]
     assert len(done) == len(set(done)) == 12
 
 
@@ -148,7 +150,8 @@ def test_stored_rollouts_are_scored_by_a_rubric_afterwards(program: str) -> None
         "name: r2\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n- {name: ran, scope: step, weight: 0.05, check: 'assay.rubrics.steps:tool_executed'}\n"
     )
     _store("s.db")[0].flush()
-    assert score_rollouts("r2.yaml", store="s.db") == {"scored": 1, "unscored": 0, "skipped": 0, "mean": 1.0}
+    scored = score_rollouts("r2.yaml", store="s.db")
+    assert {name: scored[name] for name in ("scored", "unscored", "skipped", "mean")} == {"scored": 1, "unscored": 0, "skipped": 0, "mean": 1.0}
     assert score_rollouts("r2.yaml", store="s.db")["skipped"] == 1
     assert score_rollouts("r2.yaml", store="s.db", again=True)["scored"] == 1
     with Store("s.db") as store:
@@ -162,7 +165,8 @@ def test_what_the_model_failed_at_is_no_score_of_the_agents(program: str) -> Non
         rollout = Rollout(status="done", transitions=[broken], inputs={"question": "q"})
         store.put_rollout(rollout)
         store.put_transition(rollout.id, broken)
-    assert score_rollouts("r.yaml", store="s.db") == {"scored": 0, "unscored": 1, "skipped": 0, "mean": None}
+    scored = score_rollouts("r.yaml", store="s.db")
+    assert {name: scored[name] for name in ("scored", "unscored", "skipped", "mean")} == {"scored": 0, "unscored": 1, "skipped": 0, "mean": None}
     for bad in ({"score": 5.0}, {"score": "high"}, {"split": "Test"}):
         with pytest.raises(ConfigError), assay.record("x", store="s.db", **bad):
             pass
@@ -196,6 +200,7 @@ def test_interactions_are_refused_one_by_one_with_the_reason() -> None:
         store.flush()
         from assay.traces.gates import Gates
 
+        know_splits(store, {"train": [(content_hash(rollout.inputs), "") for rollout in store.rollouts()]})  # else the hash seals some
         report_ = assay.export("sft", "out", store=store.url, gates=Gates(min_transitions=1, min_clean=0.8, min_task_types=2))
         assert report_.rows == 7
 
@@ -231,7 +236,7 @@ def test_people_rate_and_are_forgotten_from_the_command_line() -> None:
     assert list(json.loads(done.stdout)["rated"].values()) == [0.9]
     assert "no number from 0 to 1" in done.stderr
     found = json.loads(run("traces", "forget", "ann", "--json").stdout)
-    assert found == {"subject": "ann", "removed": 3, "made_from_them": []}
+    assert found == {"subject": "ann", "removed": 3, "prompts_emptied": 0, "cached_answers_removed": 0, "made_from_them": []}
     assert json.loads(run("traces", "stats", "--json").stdout)["transitions"] == 0
     failed = run("export", "sft", "--out", "o", "--json")
     assert failed.returncode == 2

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -20,12 +21,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import assay
-from assay.errors import ConfigError, DataError, RubricError
+from assay.datasets.tasks import content_hash
+from assay.errors import ConfigError, DataError
 from assay.exporting import forget_subject
 from assay.traces import Rollout, Store, ToolCall, Transition
 from assay.traces.balance import Balance, Sampler, targets
 from assay.traces.export import UngatedExport
 from assay.traces.gates import GateReport, Gates
+from assay.traces.sealing import know_splits
 from assay.traces.selection import Selection
 
 LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)
@@ -49,6 +52,8 @@ def put(store: Store, *turns: Transition, **options: Any) -> Rollout:
     told = {"run_id": "r", "task_id": task, "group_id": task, "status": "done", "program": "p", "program_version": "v", "model": "m", "score": 1.0,
             "split": "train", "inputs": {"question": task}, "expected": {"answer": "7"}, "rubric": "r@1", **options}  # fmt: skip
     rollout = Rollout(transitions=list(turns), **told)
+    if rollout.split in ("train", "val"):  # as a file that names splits would: else the hash of the inputs decides
+        know_splits(store, {rollout.split: [(content_hash(rollout.inputs), "")]})
     store.put_rollout(rollout)
     for transition in turns:
         store.put_transition(rollout.id, transition)
@@ -106,6 +111,20 @@ def test_advantages_are_against_the_group_or_the_batch(store: Store, how: str) -
     assert signs == ({"easy": 1, "hard": -1} if how == "batch" else {"easy": 0, "hard": 0})
 
 
+def test_advantages_do_not_depend_on_the_ids_of_rollouts(tmp_path: Path) -> None:
+    found = []
+    for name, backwards in (("one", False), ("other", True)):
+        with Store(tmp_path / name / ".assay" / "assay.db") as store:
+            scores = [0.1, 0.7, 0.3, 0.9, 0.2, 0.6, 0.45]
+            for at, score in enumerate(reversed(scores) if backwards else scores):
+                put(store, turn(0, "a", f"b {score}"), id=f"r{at}", score=score)
+            store.flush()
+            rows, _ = exported(store, "transitions", str(tmp_path / f"{name}-out"))
+            found.append({row["score"]: row["advantage"] for row in rows})
+    assert found[0] == found[1]  # to the last bit
+    assert len(found[0]) == 7
+
+
 def test_good_and_bad_rollouts_can_be_groups_of_their_own(store: Store) -> None:
     for score, step in ((1.0, 0.2), (1.0, 0.0), (0.0, 0.2), (0.0, 0.0)):
         put(store, turn(0, "a", "b", step_rewards={"s": step}), score=score)
@@ -159,21 +178,23 @@ def test_gates_say_what_is_missing_and_write_nothing(store: Store) -> None:
         put(store, turn(0, "a", "b", finish="length" if at < 5 else "stop"), task=f"t{at}", task_type=f"k{at % 3}")
     store.flush()
     with pytest.raises(UngatedExport) as caught:
-        assay.export("transitions", "out", store=store.url)
+        assay.export("transitions", "out", store=store.url, privacy="patterns")
     by_name = {gate["gate"]: gate for gate in caught.value.gates}
     assert by_name["transitions"]["missing"] == "4995 more clean transitions"
     assert by_name["clean"] == {
         "gate": "clean",
         "passed": False,
+        "enforced": True,
         "value": 0.5,
         "required": 0.95,
         "missing": "5 truncated; 90 more clean transitions would do",
     }
     assert by_name["task types"]["missing"] == "2 more task types"
-    assert by_name["privacy verified"]["passed"]
+    assert (by_name["privacy"]["passed"], by_name["privacy"]["value"]) == (True, "patterns only")
+    assert "names were not looked for" in by_name["privacy"]["warning"]
     assert not Path("out").exists()
     assert [p.name for p in Path().iterdir()] == [".assay"]
-    found = assay.export("transitions", "out", store=store.url, allow_ungated=True)
+    found = assay.export("transitions", "out", store=store.url, gates=Gates(min_clean=0))
     assert (found.manifest["passed"], found.manifest["gated"]) == (False, False)
     assert found.rows == 10  # what was cut off is what a policy must learn to avoid
 
@@ -267,7 +288,7 @@ def test_personal_data_becomes_the_same_surrogate_everywhere_and_can_be_restored
     assert "Lovelace" not in (tmp_path / "out" / "data.jsonl").read_text()
     assert "lovelace.org" not in hidden
     assert secret not in hidden
-    assert manifest["privacy"]["verified"]
+    assert manifest["privacy"]["state"] != "failed"
     assert manifest["privacy"]["found"]["email"] >= 1
     table = Anonymizer.read_table(tmp_path / "out" / "surrogates.enc", tmp_path / "keys" / "k")
     assert "ada@lovelace.org" in restore(hidden, table)
@@ -324,7 +345,7 @@ def test_columns_of_grpo_are_read_with_their_names(store: Store) -> None:
     (row,), manifest = exported(store, "grpo", rubric="math_qa")
     assert not any(str(value) in json.dumps(row) for name, value in inputs.items() if name != "prompt")
     assert (row["prompt_"], row["prompt"]) == ("mine", [{"role": "user", "content": "a"}])
-    assert manifest["privacy"]["verified"]
+    assert manifest["privacy"]["state"] != "failed"
 
 
 def test_a_sealed_task_does_not_come_by_another_spelling(store: Store) -> None:
@@ -402,7 +423,7 @@ def test_an_export_never_writes_over_another(store: Store) -> None:
 def test_an_empty_store_says_why_there_is_nothing(store: Store) -> None:
     put(store, turn(0, "a", "b"), split="test")
     store.flush()
-    with pytest.raises(DataError, match="1 rollouts of the gate or test split"):
+    with pytest.raises(DataError, match="1 left out: of the gate or test split"):
         assay.export("sft", "out", store=store.url, gates=LOOSE)
 
 
@@ -539,13 +560,31 @@ def test_plain_trl_trains_on_an_export_with_the_config_that_came_with_it(store: 
     assert (Path("out") / "out").is_dir()
 
 
-def test_a_rubric_that_could_not_be_found_from_the_export_is_refused(store: Store, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def check(task, prediction, rollout):\n    return 1.0\n")
-    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: a, check: 'mine.py:check'}\n")
-    put(store, turn(0, "a", "b"))
+def test_any_rubric_travels_with_its_check_files_helpers_and_judges(store: Store, tmp_path: Path) -> None:
+    for folder in ("own", "own/judges", "own/more"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "own" / "help.py").write_text("RIGHT = 'good'\n")
+    (tmp_path / "own" / "mine.py").write_text(
+        "from help import RIGHT\ndef check(task, prediction, rollout):\n    return float(prediction['label'] == RIGHT)\n"
+    )
+    (tmp_path / "own" / "more" / "mine.py").write_text("def check(task, prediction, rollout):\n    return 1.0\n")
+    (tmp_path / "own" / "judges" / "one.yaml").write_text("text: Is it kind?\n")
+    (tmp_path / "own" / "jury.yaml").write_text("jury:\n  members: [judges/one.yaml, judges/one.yaml]\n")
+    (tmp_path / "own" / "r.yaml").write_text(
+        "name: r  # mine.py:check stands in check below\ncriteria:\n- {name: a, weight: 2, check: 'mine.py:check'}\n- {name: b, check: more/mine.py:check}\n"
+        "- name: c\n  judge:\n    use: jury.yaml\n"
+    )
+    put(store, turn(0, "Text: fine", "good"), inputs={"text": "fine"}, expected={"label": "good"})
     store.flush()
-    with pytest.raises(RubricError, match="is a file of this folder"):
-        assay.export("grpo", "out", store=store.url, rubric="r.yaml", gates=LOOSE)
+    assay.export("grpo", "out", store=store.url, rubric=tmp_path / "own" / "r.yaml", gates=LOOSE)
+    shutil.rmtree(tmp_path / "own")
+    shutil.move("out", "elsewhere")
+    rubric = assay.load_rubric("elsewhere/rubric.yaml")
+    checks = [c.check for c in rubric.criteria if c.check is not None]
+    assert [check({}, {"label": "bad"}, None) for check in checks] == [0.0, 1.0]
+    assert checks[0]({}, {"label": "good"}, None) == 1.0
+    use = rubric.criteria[2].judge.use
+    assert [member.spec.text for member in assay.load_judge(use).members] == ["Is it kind?"] * 2
 
 
 @pytest.mark.parametrize("answer", ['{"label": "good"}', "[[ ## label ## ]]\ngood\n\n[[ ## completed ## ]]", "label: good", "good"])
@@ -632,6 +671,7 @@ def test_texts_that_speak_of_escapes_stay_as_they_are(store: Store, text: str) -
 @pytest.mark.slow
 def test_an_export_from_postgresql_is_the_same(store: Store, postgres_url: str) -> None:
     def filled(opened: Store) -> None:
+        know_splits(opened, {"train": [(content_hash({"question": f"q{at}"}), "") for at in range(5)]})
         for at in range(6):
             for sample, score in enumerate((1.0, 0.0)):
                 rollout = Rollout(

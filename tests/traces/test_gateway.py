@@ -15,7 +15,8 @@ from assay.errors import ConfigError
 from assay.testing.serving import get, post, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store
-from assay.traces.dialects import answer_of, read_events
+from assay.traces.dialects import answer_of
+from assay.traces.events import read_events
 from assay.traces.gateway import Gateway
 from assay.traces.live import close_left
 from assay.traces.upstreams import HttpUpstream, LitellmUpstream, upstream_of
@@ -229,7 +230,7 @@ def test_an_upstream_that_dies_between_chunks_leaves_what_came(stage: Stage) -> 
     (transition,) = stage.rollouts()[0].transitions
     assert transition.error is not None
     assert transition.output.startswith("echo: a")
-    assert stage.gateway.stats()["unseen"] == 0
+    assert stage.gateway.stats()["unrecorded"] == 0
 
 
 def test_an_upstream_that_is_gone_or_talks_garbage_is_an_error_of_that_call(stage: Stage, tmp_path: Path) -> None:
@@ -430,16 +431,16 @@ def test_200_streaming_clients_at_once_lose_nothing(stage: Stage) -> None:
     stage.settled(200)
     outputs = {r.transitions[0].output for r in stage.rollouts()}
     assert outputs == {f"echo: client {number} says a few words" for number in range(200)}
-    assert stage.gateway.stats()["unseen"] == 0
+    assert stage.gateway.stats()["unrecorded"] == 0
 
 
-def test_a_call_that_could_not_be_stored_is_counted_as_unseen(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_could_not_be_stored_is_counted_as_unrecorded(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError("no space left")
 
     monkeypatch.setattr(stage.gateway.store, "put_transition", refuse)
     assert stage.chat("hello").choices[0].message.content == "echo: hello"
-    assert get(f"{stage.url}/assay/stats")["unseen"] == 1
+    assert get(f"{stage.url}/assay/stats")["unrecorded"] == 1
 
 
 def test_litellm_answers_in_all_dialects_for_other_providers(tmp_path: Path) -> None:

@@ -691,6 +691,7 @@ def test_patterns_find_no_names_and_say_so() -> None:
 
 def test_without_presidio_auto_makes_do_and_presidio_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "presidio_analyzer", None)
+    monkeypatch.setattr("assay.traces.privacy_gazetteers.available", lambda: False)
     assert (Anonymizer(KEY).engine_name, Anonymizer(KEY).finds_names) == ("patterns", False)
     with pytest.raises(MissingExtra, match="'presidio-analyzer' is not installed"):
         Anonymizer(KEY, engine="presidio")

@@ -86,7 +86,7 @@ def test_calls_past_the_recorder_are_counted() -> None:
     stranger = dspy.LM("scripted/other", engine=ScriptedEngine(answer), cache=False)
     with recorder.active(), recorder.rollout(Rollout()) as rollout:
         stranger("hello")
-    assert (recorder.unseen, len(rollout.transitions)) == (1, 0)
+    assert (recorder.unrecorded.count, len(rollout.transitions)) == (1, 0)
 
 
 def test_calls_outside_any_rollout_are_kept(tmp_path) -> None:

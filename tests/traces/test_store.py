@@ -9,12 +9,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from assay.errors import ConfigError, StoreError
+from assay.errors import ConfigError, FailureKind, StoreError
 from assay.traces import Rollout, Store, ToolCall, Transition, Verdict
+from assay.traces.counts import file_stats
 from assay.traces.schema import metadata
 
 
@@ -35,13 +37,14 @@ def full_rollout() -> Rollout:
         t=0, model="m", weights="w", adapters=("a", "b"), request={"messages": [{"text": "hé"}]}, response={"x": 1}, output="out",
         tools=[ToolCall(name="calculator", arguments={"expression": "1+1"}, result="2")], constrained=True, cached=True,
         prompt_tokens=5, completion_tokens=2, token_ids=(1, 2), logprobs=(-0.5, -1.0), latency_ms=1.5, cost_usd=0.25,
-        started_at=3.0, step_rewards={"call_runs": 0.05}, return_=1.0,
+        started_at=3.0, step_rewards={"call_runs": 0.05}, return_=1.0, failure=FailureKind.PARSE, thinking_tokens=1,
+        shown_tasks=("0a1b",),
     )  # fmt: skip
     return Rollout(
         run_id="run", task_id="t", task_type="sum", group_id="t", program="p", program_version="v", parameters={"temperature": 0.1},
         model="m", adapters=("a",), seed=0, split="val", phase="search", status="done", inputs={"question": "?"},
         prediction={"answer": "2"}, rubric="r@1", score=0.5, coverage=1.0, human_rating=0.75, tenant="x", data_subject="y",
-        consent="z", verdicts=[Verdict(criterion="correct", grade=None, reason="why")], ended_at=9.0, transitions=[transition],
+        consent="z", failure=FailureKind.AGENT, verdicts=[Verdict(criterion="correct", grade=None, reason="why")], ended_at=9.0, transitions=[transition],
     )  # fmt: skip
 
 
@@ -166,6 +169,13 @@ def test_a_store_of_schema_1_is_upgraded_and_keeps_what_it_holds(store: Store) -
     with store.engine.begin() as connection:
         connection.execute(sa.text("ALTER TABLE rollouts DROP COLUMN early_tools_json"))
         connection.execute(sa.text("ALTER TABLE rollouts DROP COLUMN metadata_json"))
+        for table, column in (
+            ("rollouts", "failure"),
+            ("transitions", "failure"),
+            ("transitions", "thinking_tokens"),
+            ("transitions", "shown_tasks_json"),
+        ):
+            connection.execute(sa.text(f"ALTER TABLE {table} DROP COLUMN {column}"))
         connection.execute(sa.text("UPDATE meta SET value = '1' WHERE key = 'schema'"))
     with Store(store.url) as upgraded:
         upgraded.put_rollout(new)
@@ -225,3 +235,56 @@ def test_a_full_disk_is_said_and_loses_nothing_stored_before(tmp_path: Path) -> 
         store.flush()
     assert store.dropped == 1
     assert [r.task_id for r in store.rollouts()] == ["before"]
+
+
+def test_an_index_that_changed_is_replaced_in_older_stores(tmp_path: Path) -> None:
+    Store(tmp_path / "s.db").close()
+    with sqlite3.connect(tmp_path / "s.db") as db:
+        db.execute("DROP INDEX transitions_usage")
+        db.execute("CREATE INDEX rollouts_by_run ON rollouts (run_id, split)")
+        db.execute("DELETE FROM meta WHERE key = 'layout'")  # as stores have none that were made before
+    Store(tmp_path / "s.db").close()
+    with sqlite3.connect(tmp_path / "s.db") as db:
+        names = {name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
+    assert {"transitions_usage", "rollouts_of_run"} <= names
+    assert "rollouts_by_run" not in names
+
+
+def test_a_store_that_is_up_to_date_is_opened_without_inspection(tmp_path: Path) -> None:
+    Store(tmp_path / "s.db").close()
+    asked: list[str] = []
+
+    def listener(conn: Any, cursor: Any, statement: str, *_: Any) -> None:
+        asked.append(statement)
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", listener)
+    try:
+        Store(tmp_path / "s.db").close()
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", listener)
+    assert len(asked) == 1  # which layout it has
+
+
+def test_a_files_statistics_are_those_of_the_store(tmp_path: Path) -> None:
+    assert file_stats(tmp_path / "s.db") is None  # nothing there yet
+    with Store(tmp_path / "s.db") as store:
+        for number in range(3):
+            rollout = full_rollout()
+            rollout.id, rollout.run_id = f"{number:032x}", f"run-{number % 2}"
+            store.put_rollout(rollout)
+            store.put_transition(rollout.id, rollout.transitions[0])
+        store.flush()
+        for run_id in (None, "run-0", "run-1", "other"):
+            assert file_stats(tmp_path / "s.db", run_id) == store.stats(run_id=run_id)
+        assert store.stats()["transitions"] == 3
+    with sqlite3.connect(tmp_path / "s.db") as db:
+        db.execute("UPDATE meta SET value = '99' WHERE key = 'schema'")
+    assert file_stats(tmp_path / "s.db") is None  # a newer store: opening it says so
+
+
+@pytest.mark.postgres
+def test_the_start_of_an_id_is_found_by_an_index_on_postgresql(postgres_url: str) -> None:
+    with Store(postgres_url) as store, store.engine.connect() as connection:
+        connection.execute(sa.text("SET enable_seqscan = off"))
+        plan = connection.execute(sa.text("EXPLAIN SELECT * FROM rollouts WHERE id LIKE '0abc%' ESCAPE '/'")).scalars().all()
+    assert any("rollouts_by_prefix" in line and "Scan" in line for line in plan)

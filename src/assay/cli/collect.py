@@ -5,7 +5,19 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import Console, executor_option, keep, pairs, print_json, run_config, run_options, warn_of_failures, warn_of_gaps
+from assay.cli.shared import (
+    Console,
+    dry_run,
+    executor_option,
+    keep,
+    pairs,
+    print_json,
+    require_coverage,
+    run_config,
+    run_options,
+    warn_of_failures,
+    warn_of_gaps,
+)
 
 __all__ = ["command"]
 
@@ -28,6 +40,9 @@ def command(program: str, **values: Any) -> None:
     as_json, store, resume, n, split, size, temperatures, over, untruncated = keep(
         values, "as_json", "store", "resume", "n", "split", "size", "temperatures", "over", "untruncated"
     )
+    if values["dry_run"]:
+        dry_run("collect", program, values, as_json=as_json, store=store, sizes={split: size} if size is not None else {}, split=split, repeats=n)
+        return
     report = collect(
         program, n=n, split=split, over=_turns(temperatures, over), untruncated=bool(untruncated), store=store, resume=resume,
         progress=Console(),  # type: ignore[arg-type]
@@ -40,6 +55,7 @@ def command(program: str, **values: Any) -> None:
         _show(program, data)
     if (why := report.evaluation.why_unscored) is not None:
         raise ModelError(f"none of the {len(report.evaluation)} tasks could be scored: {why}")
+    require_coverage(data)
 
 
 def _turns(temperatures: str | None, over: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -4,7 +4,22 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import Console, keep, print_json, run_config, run_options, warn_of_failures, warn_of_gaps
+from assay.cli.shared import (
+    Console,
+    decision_options,
+    dry_run,
+    json_or_text,
+    keep,
+    pairs,
+    print_json,
+    reflection_endpoint,
+    require_coverage,
+    run_config,
+    run_options,
+    say_openings,
+    warn_of_failures,
+    warn_of_gaps,
+)
 
 __all__ = ["command"]
 
@@ -12,16 +27,20 @@ __all__ = ["command"]
 @click.command("compile")
 @click.argument("program")
 @run_options
+@decision_options
 @click.option(
     "--optimizer",
     default="auto",
     show_default=True,
-    help="auto, labeled, bootstrap, bootstrap-search, knn, copro, mipro, simba, gepa, infer-rules, ensemble, optuna, or package.module:Class.",
+    help="auto, labeled, bootstrap, bootstrap-search, knn, copro, mipro, simba, gepa, infer-rules, ensemble, optuna, a class of DSPy (SIMBA), or "
+    "package.module:Class.",
 )
 @click.option("--reflection-model", help="Model that proposes instructions; by default the program's.")
+@reflection_endpoint
+@click.option("--optimizer-set", multiple=True, metavar="NAME=VALUE", help="A setting of the optimizer, e.g. max_metric_calls=400 of gepa.")
 @click.option("--max-search-calls", type=int, help="Most LM calls of the search; 300 for auto.")
 @click.option("--threshold", type=float, default=0.8, show_default=True, help="Score from which a run is a success to learn from.")
-@click.option("--demos", type=int, default=4, show_default=True, help="Demonstrations of a predictor; auto also tries twice as many.")
+@click.option("--demos", type=int, default=16, show_default=True, help="Most demonstrations that a predictor shows; auto also tries fewer.")
 @click.option("--train-size", type=int, help="Most tasks taken of train.")
 @click.option("--val-size", type=int, help="Most tasks taken of val.")
 @click.option("--gate-size", type=int, help="Most tasks taken of gate.")
@@ -36,7 +55,12 @@ def command(program: str, **values: Any) -> None:
     from assay import api
 
     as_json, store, out, resume = keep(values, "as_json", "store", "out", "resume")
+    given = pairs(values.pop("optimizer_set"), "--optimizer-set")
+    values["optimizer_settings"] = {name: json_or_text(text) for name, text in given.items()} or None
     sizes = {name: size for name in ("train", "val", "gate", "test") if (size := values.pop(f"{name}_size")) is not None}
+    if values["dry_run"]:
+        dry_run("compile", program, values, as_json=as_json, store=store, sizes=sizes)
+        return
     console = Console()
     report = api.compile(program, out=out, store=store, resume=resume, progress=console, sizes=sizes, **run_config(values))  # type: ignore[arg-type]
     data = report.to_dict()
@@ -44,6 +68,7 @@ def command(program: str, **values: Any) -> None:
         print_json(data)
     else:
         _show(data)
+    require_coverage(data)
 
 
 def _show(data: dict[str, Any]) -> None:
@@ -69,6 +94,7 @@ def _show(data: dict[str, Any]) -> None:
         rich.print(table)
         warn_of_failures(rich, after)
         rich.print(_gain_line(gain), markup=False)
+    say_openings(rich, data["test_openings"])
     gate = data["gate"]
     if gate:
         verdict = (

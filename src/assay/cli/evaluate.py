@@ -4,7 +4,19 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import Console, executor_option, keep, print_json, run_config, run_options, warn_of_failures, warn_of_gaps
+from assay.cli.shared import (
+    Console,
+    dry_run,
+    executor_option,
+    keep,
+    print_json,
+    require_coverage,
+    run_config,
+    run_options,
+    say_openings,
+    warn_of_failures,
+    warn_of_gaps,
+)
 
 __all__ = ["command"]
 
@@ -14,6 +26,7 @@ __all__ = ["command"]
 @run_options
 @click.option("--split", type=click.Choice(["train", "val", "gate", "test"]), default="val", show_default=True, help="test opens the sealed split.")
 @click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Runs of each task; its score is their mean.")
+@click.option("--fail-under", type=click.FloatRange(0, 1), metavar="SCORE", help="Exit with 1 where the score is below this, or missing: for CI.")
 @executor_option()
 @click.option("--size", type=int, help="Most tasks taken of the split.")
 def command(program: str, **values: Any) -> None:
@@ -21,10 +34,13 @@ def command(program: str, **values: Any) -> None:
     from assay import api
     from assay.errors import ModelError
 
-    as_json, store, resume, split, size, samples = keep(values, "as_json", "store", "resume", "split", "size", "samples")
+    as_json, store, resume, split, size, samples, least = keep(values, "as_json", "store", "resume", "split", "size", "samples", "fail_under")
     if click.get_current_context().get_parameter_source("model").name != "COMMANDLINE":  # type: ignore[union-attr]
         values["model"] = None  # an artifact brings its own
     sizes = {split: size} if size is not None else {}
+    if values["dry_run"]:
+        dry_run("evaluate", program, values, as_json=as_json, store=store, sizes=sizes, split=split, repeats=samples)
+        return
     report = api.evaluate(program, split=split, samples=samples, store=store, resume=resume, progress=Console(), sizes=sizes, **run_config(values))  # type: ignore[arg-type]
     data = report.to_dict()
     if as_json:
@@ -33,6 +49,11 @@ def command(program: str, **values: Any) -> None:
         _show(program, split, data)
     if (why := report.evaluation.why_unscored) is not None:
         raise ModelError(f"none of the {len(report.evaluation)} tasks could be scored: {why}")
+    require_coverage(data)
+    score = data["result"]["score"]
+    if least is not None and (score is None or score < least):
+        click.echo(f"assay: the score {'is missing and cannot meet' if score is None else f'{score:.3f} is below'} --fail-under {least:g}", err=True)
+        click.get_current_context().exit(1)
 
 
 def _show(program: str, split: str, data: dict[str, Any]) -> None:
@@ -60,7 +81,10 @@ def _show(program: str, split: str, data: dict[str, Any]) -> None:
             f"(verdicts alone {found['verdicts_alone']:.3f})"
         )
         rich.print(text, markup=False)
+    say_openings(rich, data["test_openings"])
     warn_of_failures(rich, result)
     warn_of_gaps(rich, data)
+    for note in data["notes"]:
+        rich.print(f"note: {note}", markup=False)
     if data["stopped"]:
         rich.print(f"note: stopped early: {data['stopped']}; raise the cap and add --resume", markup=False)

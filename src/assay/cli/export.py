@@ -32,8 +32,14 @@ def _options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--min-transitions", type=click.IntRange(0), default=5000, show_default=True, help="Gate; 0 switches it off."),
         click.option("--min-clean", type=click.FloatRange(0, 1), default=0.95, show_default=True, help="Gate: share of clean transitions."),
         click.option("--min-task-types", type=click.IntRange(0), default=5, show_default=True, help="Gate."),
-        click.option("--allow-ungated", is_flag=True, help="Write also where a gate fails; the manifest says so."),
-        click.option("--privacy", type=click.Choice(["auto", "patterns", "presidio", "off"]), default="auto", show_default=True),
+        click.option("--gated", is_flag=True, help="Stop also where there are too few transitions or task types; by default they warn."),
+        click.option(
+            "--privacy",
+            type=click.Choice(["auto", "patterns", "names", "presidio", "off"]),
+            default="auto",
+            show_default=True,
+            help="auto: names too where assay[privacy] is installed. names: required, else nothing is written.",
+        ),
         click.option(
             "--privacy-key", metavar="FILE", help="Key of the surrogates, kept apart from the export: the same in every export, reversible."
         ),
@@ -129,8 +135,8 @@ def _export(kind: str, values: dict[str, Any]) -> None:
     balance = Balance(
         method=method, by=tuple(part.strip() for part in by.split(",") if part.strip()), temperature=temperature, most_copies=copies, seed=seed
     )
-    least = keep(values, "min_transitions", "min_clean", "min_task_types")
-    gates = Gates(min_transitions=least[0], min_clean=least[1], min_task_types=least[2])
+    limits = ("min_transitions", "min_clean", "min_task_types", "gated")
+    gates = Gates(**dict(zip(limits, keep(values, *limits), strict=True)))
     _open(store)
     try:
         report = export(
@@ -157,6 +163,12 @@ def _open(store: str | None) -> None:
     open_store(store).close()
 
 
+def _said_of(gate: dict[str, Any]) -> str:
+    if not gate["passed"]:
+        return f"{'FAILED' if gate['enforced'] else 'WARNING'}: {gate['missing']}"
+    return f"passed; WARNING: {gate['warning']}" if gate.get("warning") else "passed"
+
+
 def _show_gates(gates: list[dict[str, Any]]) -> None:
     from rich.console import Console as Rich
     from rich.table import Table
@@ -164,7 +176,7 @@ def _show_gates(gates: list[dict[str, Any]]) -> None:
     table = Table("gate", "value", "required", "", title="gates", title_justify="left")
     for gate in gates:
         value = f"{gate['value']:.4g}" if isinstance(gate["value"], float) else str(gate["value"])
-        table.add_row(gate["gate"], value, str(gate["required"]), "passed" if gate["passed"] else f"FAILED: {gate['missing']}")
+        table.add_row(gate["gate"], value, str(gate["required"]), _said_of(gate))
     Rich(highlight=False, markup=False).print(table)
 
 
@@ -183,8 +195,10 @@ def _show(kind: str, data: dict[str, Any]) -> None:
     table = Table("", "", title=f"{data['rows']} rows for {kind} from {data['rollouts']} rollouts", title_justify="left", show_header=False)
     for kind_, count in data["task_types"].items():
         table.add_row(f"rows of {kind_}", str(count))
-    for reason, count in {**data["left_out"], **{f"calls with a problem: {why}": n for why, n in data["problems"].items()}}.items():
-        table.add_row(reason if reason.startswith("calls") else f"left out: {reason}", str(count))
+    for reason, count in data["left_out"].items():
+        table.add_row(f"left out: {reason}", str(count))
+    for why, count in data["problems"].items():
+        table.add_row(f"calls with a problem: {why}", str(count))
     if data["groups_without_spread"]:
         table.add_row("groups without spread (advantage 0)", str(data["groups_without_spread"]))
     overlap = data["overlap"]

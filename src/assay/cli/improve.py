@@ -4,7 +4,19 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import Console, json_or_text, keep, pairs, print_json, run_config, run_options
+from assay.cli.shared import (
+    Console,
+    decision_options,
+    dry_run,
+    json_or_text,
+    keep,
+    pairs,
+    print_json,
+    require_coverage,
+    run_config,
+    run_options,
+    say_openings,
+)
 
 __all__ = ["command"]
 
@@ -14,6 +26,7 @@ _ORDER = "prompts,sft,prompts"
 @click.command("improve")
 @click.argument("program")
 @run_options
+@decision_options
 @click.option("--name", required=True, help="Of this improvement; its adapters are NAME-1, NAME-2, …")
 @click.option("--order", default=_ORDER, show_default=True, help="Steps out of prompts, sft and grpo, in order.")
 @click.option("--rollouts", type=click.IntRange(1), default=2, show_default=True, help="Of each train task that sft collects.")
@@ -39,6 +52,11 @@ def command(program: str, **values: Any) -> None:
         values, "as_json", "store", "out", "resume", "name", "order", "rollouts", "sft", "grpo", "retain", "watch"
     )
     sizes = {split: size for split in ("train", "val", "gate", "test") if (size := values.pop(f"{split}_size")) is not None}
+    if values["dry_run"]:
+        dry_run(
+            "improve", program, values, as_json=as_json, store=store, sizes=sizes, repeats=rollouts, order=[step.strip() for step in order.split(",")]
+        )
+        return
     report = improve(
         program, name=name, order=[step.strip() for step in order.split(",") if step.strip()], rollouts=rollouts,
         sft=_settings(sft, "--sft"), grpo=_settings(grpo, "--grpo"), retain=retain, watch=watch, out=out, store=store,
@@ -49,6 +67,7 @@ def command(program: str, **values: Any) -> None:
         print_json(report)
     else:
         _show(report)
+    require_coverage(report)
 
 
 def _settings(given: tuple[str, ...], flag: str) -> dict[str, Any]:
@@ -69,6 +88,8 @@ def _show(report: dict[str, Any]) -> None:
     for told in report["steps"]:
         if told.get("note"):
             rich.print(f"note: {told['step']}: {told['note']}", markup=False)
+    for note in report["notes"]:
+        rich.print(f"note: {note}", markup=False)
     if report["test"]:
         table = Table("", "start", "end", "gain, paired 95 %", title=f"sealed tasks, {report['test']['before']['n']}")
         for row in in_numbers({"test": report["test"]}):
@@ -76,4 +97,5 @@ def _show(report: dict[str, Any]) -> None:
         rich.print(table)
     else:
         rich.print("nothing was kept, so there is nothing to compare: the program stays as it is")
+    say_openings(rich, report["test_openings"])
     rich.print(f"model: {report['model']}\nartifact: {report['artifact']}", markup=False, soft_wrap=True)

@@ -6,7 +6,18 @@ from typing import Any
 import click
 
 from assay.cli.judge_use import COMMANDS
-from assay.cli.shared import Console, json_option, keep, pairs, print_json
+from assay.cli.shared import (
+    Console,
+    json_option,
+    keep,
+    min_coverage_option,
+    pairs,
+    print_json,
+    program_endpoint,
+    reflection_endpoint,
+    require_coverage,
+    say_openings,
+)
 
 __all__ = ["command"]
 
@@ -36,9 +47,10 @@ for used in COMMANDS:
 @click.option("--demos", type=int, default=2, show_default=True, help="Demonstrations of each label.")
 @click.option("--negatives", type=int, default=0, show_default=True, help="Attacks on train items to add, labelled with the worst word.")
 @click.option("--reflection-model", help="Model that proposes instructions; by default the judge's.")
-@click.option("--api-base", help="Address of an OpenAI-compatible server for --model.")
+@reflection_endpoint
+@program_endpoint
 @click.option("--rename", multiple=True, metavar="COLUMN=NAME", help="Rename a column of the labels.")
-@click.option("--salt", default="assay", show_default=True, help="Salt of the splits; keep it for a project's life.")
+@click.option("--salt", help="Salt of the splits; by default the store's own (a new store: the artifact's, else assay).")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--threads", type=int, help="Verdicts at once; by default what the model's engine gains from.")
 @click.option("--train-size", type=int, help="Most items taken of train.")
@@ -53,6 +65,7 @@ for used in COMMANDS:
 @click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE.")
 @click.option("--out", help="Folder of the artifact.")
 @click.option("--resume", is_flag=True, help="Go on with this job's unfinished run.")
+@min_coverage_option()
 @json_option()
 def compile_command(judge: str, **values: Any) -> None:
     """Compile JUDGE against people's labels, and report its agreement on sealed items beside the human ceiling.
@@ -72,6 +85,7 @@ def compile_command(judge: str, **values: Any) -> None:
         print_json(data)
     else:
         _show(data)
+    require_coverage(data)
 
 
 def _show(data: dict[str, Any]) -> None:
@@ -98,6 +112,7 @@ def _show(data: dict[str, Any]) -> None:
         gain, accuracy = data["test"]["gain"], data["test"]["accuracy_gain"]
         rich.print(f"gain in {data['objective']}: {_gain(gain)}; in accuracy: {_gain(accuracy)}", markup=False)
         show_card(rich, card, said=after["undefined"])
+    say_openings(rich, data["test_openings"])
     if data["gate"]:
         unproven = "no proof on gate that it agrees better: keep the baseline; the artifact holds the unproven judge"
         verdict = "the compiled judge replaces the baseline" if data["replaces"] else unproven
@@ -132,6 +147,7 @@ def show_card(rich: Any, card: dict[str, Any], *, said: Collection[str] = ()) ->
         ("of what people reach", _percent(card["of_ceiling"])),
         ("coverage", _percent(card["coverage"])),
         ("calibration error, Brier", f"{_number(card['calibration_error'])}, {_number(card['brier'])}"),
+        ("probability on its scale", "–" if not card.get("mass") else "mean {mean:.0%}, lowest {lowest:.1%}".format(**card["mass"])),
         ("same verdict when asked again", _percent(card["test_retest"])),
         ("length bias (rho)", "–" if card["length_bias"] is None else "{rho:+.2f} [{low:+.2f}, {high:+.2f}]".format(**card["length_bias"])),
         ("verbosity bias", "–" if card["verbosity_bias"] is None else "{mean:+.2f} [{low:+.2f}, {high:+.2f}]".format(**card["verbosity_bias"])),
@@ -141,6 +157,12 @@ def show_card(rich: Any, card: dict[str, Any], *, said: Collection[str] = ()) ->
         ("dollars a verdict", f"{card['cost_usd_per_verdict']:.6f}"),
     ]
     rich.print("; ".join(f"{name}: {value}" for name, value in shown), markup=False)
+    for row in card.get("explained_by") or ():
+        text = (
+            f"{row['feature']} explains judge minus raters: {row['effect']:+.2f} of the scale, 95 % [{row['low']:+.2f}, {row['high']:+.2f}], "
+            f"corrected p {row['p']:.3f}, in {row['n']} outputs"
+        )
+        rich.print(text, markup=False)
     rich.print(_confusion(card["confusion"]))
     for name, reason in sorted((name, why) for name, why in card["undefined"].items() if name not in said):
         rich.print(f"{name.replace('_', ' ')} is undefined: {reason}", markup=False)

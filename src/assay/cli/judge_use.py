@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import Console, Decorator, json_option, keep, pairs, print_json
+from assay.cli.shared import Console, Decorator, endpoint_options, json_option, keep, min_coverage_option, pairs, print_json, require_coverage
 
 __all__ = ["COMMANDS"]
 
@@ -18,14 +18,15 @@ _store = click.option("--store", help="Database of traces; by default .assay/ass
 def _model_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """The flags of everything that asks a judge."""
     options: list[Decorator] = [
-        click.option("--model", default="embedded/smollm2-135m", show_default=True, help="The model that judges."),
-        click.option("--api-base", help="Address of an OpenAI-compatible server for --model."),
+        click.option("--model", help="The model that judges; by default that of a compiled judge, else embedded/smollm2-135m."),
+        *endpoint_options("--model"),
         click.option("--seed", type=int, default=0, show_default=True),
         click.option("--threads", type=int, help="Verdicts at once; by default what the model's engine gains from."),
         click.option("--max-calls", type=int, help="Stop after so many LM calls."),
         click.option("--max-tokens", type=int, help="Stop after so many tokens."),
         click.option("--max-cost-usd", type=float, help="Stop after so many dollars."),
         _store,
+        min_coverage_option(),
         json_option(),
     ]
     for option in reversed(options):
@@ -54,6 +55,7 @@ def _spent(data: dict[str, Any]) -> str:
 @click.argument("judge")
 @click.option("--cases", metavar="D", help="Rows with good and bad outputs (and input) to make the attacks from; shipped ones by default.")
 @click.option("--labels", metavar="D", help="Ratings instead, whose best and worst outputs are taken; 'store' for those of the store.")
+@click.option("--attack", metavar="FILE", help="Attacks of your own to try as well: rows with text (holding {output}) and name.")
 @click.option("--profile", type=click.Choice(["quality", "property"]), help="Whether the scale says how good an output is, or what it is like.")
 @click.option("--pass-at", type=click.FloatRange(0, 1), default=0.8, show_default=True, help="Share of an attack's cases that must come out right.")
 @_scale
@@ -70,6 +72,7 @@ def audit_command(judge: str, **values: Any) -> None:
         print_json(data)
     else:
         _show_audit(data)
+    require_coverage(data)
     if not data["passed"]:
         click.get_current_context().exit(1)
 
@@ -78,11 +81,16 @@ def _show_audit(data: dict[str, Any]) -> None:
     from rich.table import Table
 
     rich, table = _rich(), Table(title=f"audit: right at least {data['pass_at']:.0%} of the time", title_justify="left")
-    for column in ("attack", "right", "cases", ""):
+    for column in ("attack", "right", "cases", "verdicts moved", ""):
         table.add_column(column, justify="left" if column in ("attack", "") else "right")
     for name, entry in data["attacks"].items():
-        table.add_row(name, f"{entry['share']:.0%}", str(entry["n"]), "passed" if entry["passed"] else "[bold]FAILED[/bold]")
+        moved = "" if entry["flip_rate"] is None else f"{entry['flip_rate']:.0%}"
+        table.add_row(name, f"{entry['share']:.0%}", str(entry["n"]), moved, "passed" if entry["passed"] else "[bold]FAILED[/bold]")
     rich.print(table)
+    if data["not_tried"]:
+        rich.print("note: truncation was not tried: no good output has a first half that surely lost what makes it right; an 'answer' column says it")
+    for alarm in data["flip_alarms"]:
+        rich.print(f"alarm: {alarm}", markup=False)
     for name, entry in data["attacks"].items():
         for wrong in [] if entry["passed"] else entry["wrong"][:1]:
             value, against = ("none" if v is None else f"{v:.2f}" for v in (wrong["value"], wrong["against"]))
@@ -113,7 +121,12 @@ def score_command(judge: str, **values: Any) -> None:
     data = score_rows(judge, progress=Console(), **values)  # type: ignore[arg-type]
     if as_json:
         print_json(data)
-        return
+    else:
+        _show_scores(data)
+    require_coverage(data)
+
+
+def _show_scores(data: dict[str, Any]) -> None:
     rich = _rich()
     shares = ", ".join(f"{label} {count}" for label, count in data["verdicts"].items())
     several = f" of {data['rows']} rows; rows that show the same count once" if data["rows"] != data["n"] else ""
@@ -177,6 +190,7 @@ def drift_command(judge: str, **values: Any) -> None:
         _rich().print(text, markup=False)
     else:
         _show_drift(data)
+    require_coverage(data)
     if data.get("alarms"):
         click.get_current_context().exit(1)
 

@@ -14,6 +14,7 @@ __all__ = ["main"]
 
 _COMMANDS = {
     "collect": "Collect groups of scored rollouts.",
+    "compare": "Two programs or artifacts, paired, task by task.",
     "compile": "Compile a program's prompts against a rubric.",
     "evaluate": "Score a program or an artifact.",
     "export": "Training data behind gates: sft, grpo, preferences, transitions.",
@@ -21,6 +22,7 @@ _COMMANDS = {
     "judge": "Calibrate, audit and use judges.",
     "models": "List and fetch language models.",
     "run": "One prediction of a program or an artifact.",
+    "runs": "List and inspect runs.",
     "serve": "A gateway that records any agent: OpenAI, Responses, Anthropic.",
     "traces": "Look at what happened.",
     "train": "Train weights on exported traces.",

@@ -46,8 +46,10 @@ async def _serve(
 
     from assay.errors import AssayError
     from assay.traces.gateway import Gateway
+    from assay.traces.location import store_url
+    from assay.traces.missed import Unrecorded
     from assay.traces.records import new_id
-    from assay.traces.store import Store, shown_url, store_url
+    from assay.traces.store import Store, shown_url
     from assay.traces.upstreams import upstream_of
 
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # a connection that breaks is in the store, and no traceback
@@ -80,13 +82,13 @@ async def _serve(
     finally:
         await runner.cleanup()
         audit = gateway.stats()
-        opened.put_run(run_id, kind="serve", config=config, status="done", started_at=started, unseen=audit["unseen"])
+        opened.put_run(run_id, kind="serve", config=config, status="done", started_at=started, unrecorded=Unrecorded(audit["unrecorded"]))
         opened.close()
     past = audit["not_spoken"]
     if as_json:
         print_json(audit)
     shown.say(
-        f"{audit['calls']} calls went to a model, {audit['stored']} are stored, {audit['unseen']} were not seen; "
+        f"{audit['calls']} calls went to a model, {audit['stored']} are stored, {audit['unrecorded']} were not recorded; "
         f"{audit['unclosed']} rollouts were never closed"
         + (f"; asked for and not spoken here: {', '.join(f'{path} ({count})' for path, count in past.items())}" if past else "")
     )

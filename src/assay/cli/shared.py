@@ -10,14 +10,22 @@ import click
 
 __all__ = [
     "Console",
+    "decision_options",
+    "dry_run",
+    "endpoint_options",
     "executor_option",
     "json_option",
     "json_or_text",
     "keep",
+    "min_coverage_option",
     "pairs",
     "print_json",
+    "program_endpoint",
+    "reflection_endpoint",
+    "require_coverage",
     "run_config",
     "run_options",
+    "say_openings",
     "warn_of_failures",
     "warn_of_gaps",
 ]
@@ -46,6 +54,15 @@ def cap_options() -> list[Decorator]:
     ]
 
 
+def endpoint_options(whose: str, role: str = "") -> list[Decorator]:
+    """`--api-base` and `--api-key-env` of a role; a key itself is never a flag, so that none is stored."""
+    prefix, other = (f"--{role}-", "; 'provider' for the provider's own where --api-base names another") if role else ("--", "")
+    return [
+        click.option(f"{prefix}api-base", metavar="URL", help=f"Address of an OpenAI-compatible server of {whose}{other}."),
+        click.option(f"{prefix}api-key-env", metavar="NAME", help="Environment variable with its key; the provider's usual one by default."),
+    ]
+
+
 def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """The flags that `compile` and `evaluate` have in common."""
     options: list[Decorator] = [
@@ -55,20 +72,24 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--model",
             default="embedded/smollm2-135m",
             show_default=True,
-            help="The program's language model; an artifact that is evaluated brings its own.",
+            help="The program's language model, or embedded:FILE.gguf; an artifact that is evaluated brings its own.",
         ),
+        *endpoint_options("--model and, unless they have one of their own, of the other models"),
         click.option("--judge-model", help="Model of the rubric's judges; by default the program's."),
-        click.option("--api-base", help="Address of an OpenAI-compatible server for --model."),
+        *endpoint_options("the judges", "judge"),
         click.option("--adapter", type=click.Choice(["json", "lean", "chat"]), help="How fields become messages."),
         click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="An agent parameter, e.g. temperature=0.1."),
         click.option("--rename", multiple=True, metavar="COLUMN=NAME", help="Rename a column of the data."),
-        click.option("--salt", default="assay", show_default=True, help="Salt of the splits; keep it for a project's life."),
+        click.option("--salt", help="Salt of the splits; by default the store's own (a new store: the artifact's, else assay)."),
         click.option("--seed", type=int, default=0, show_default=True),
         click.option("--threads", type=int, help="Runs at once; by default what the model's engine gains from."),
         *cap_options(),
+        click.option("--dry-run", is_flag=True, help="Print the estimate of calls, tokens, dollars and minutes, and run nothing."),
+        click.option("--no-preflight", is_flag=True, help="Skip the check, before anything is spent, that the program runs and its judges answer."),
         click.option("--no-cache", is_flag=True, help="Do not read or keep responses on disk."),
         click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE."),
         click.option("--resume", is_flag=True, help="Go on with this job's unfinished run."),
+        min_coverage_option(),
         json_option(),
     ]
     return with_options(function, options)
@@ -81,6 +102,30 @@ def with_options(function: Callable[..., Any], options: Sequence[Any]) -> Callab
     return function
 
 
+def program_endpoint(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--api-base` and `--api-key-env`."""
+    return with_options(function, endpoint_options("--model and, unless it has one of its own, of --reflection-model"))
+
+
+def reflection_endpoint(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--reflection-api-base` and `--reflection-api-key-env`."""
+    return with_options(function, endpoint_options("--reflection-model", "reflection"))
+
+
+def decision_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """How gate and test decide."""
+    return with_options(
+        function,
+        [
+            click.option(
+                "--difference", type=float, default=0.1, show_default=True,
+                help="Smallest gain in mean score that gate and test are to show; they take the tasks that this needs. A set size is taken whole.",
+            ),
+            click.option("--early-stop/--no-early-stop", default=True, show_default=True, help="End gate and test once they have decided."),
+        ],
+    )  # fmt: skip
+
+
 def executor_option() -> Decorator:
     """`--executor`."""
     text = "Where tasks run: in threads here, or on the hosts of a Ray cluster (RAY_ADDRESS, or one started here)."
@@ -91,7 +136,20 @@ def run_config(values: dict[str, Any]) -> dict[str, Any]:
     """Flags as the fields of `RunConfig`."""
     parameters = {name: json_or_text(text) for name, text in pairs(values.pop("settings"), "--set").items()}
     rename, cache = pairs(values.pop("rename"), "--rename"), not values.pop("no_cache")
-    return {**values, "parameters": parameters, "rename": rename, "cache": cache}
+    preflight = not values.pop("no_preflight", False)
+    values.pop("dry_run", None)
+    return {**values, "parameters": parameters, "rename": rename, "cache": cache, "preflight": preflight}
+
+
+def dry_run(kind: str, program: str, values: dict[str, Any], *, as_json: bool, store: str | None, sizes: dict[str, int], **more: Any) -> None:
+    """Prints what a job would take."""
+    from assay.planning import plan
+
+    found = plan(kind, program, store=store, sizes=sizes, **more, **run_config(values))
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        click.echo("\n".join(found.lines()))
 
 
 def json_or_text(text: str) -> Any:
@@ -100,6 +158,48 @@ def json_or_text(text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError:
         return text
+
+
+def min_coverage_option() -> Decorator:
+    """`--min-coverage`, which `require_coverage` reads."""
+
+    def keep_it(ctx: click.Context, parameter: click.Parameter, value: float) -> None:
+        ctx.meta["min_coverage"] = value
+
+    text = "Least share of the tasks on which each criterion must be decided; below it the exit code is 1."
+    return click.option(
+        "--min-coverage", type=click.FloatRange(0, 1), default=0.9, show_default=True, expose_value=False, callback=keep_it, help=text
+    )
+
+
+def require_coverage(data: Any) -> None:
+    """Raises `LowCoverage` where a report in `data` decided less than `--min-coverage`. Call it after the report is printed.
+
+    A report is a mapping with `coverage` and `undecided`, as of `assay.rubrics.coverage`, at any depth.
+    """
+    from assay.errors import LowCoverage
+
+    least = float(click.get_current_context().meta.get("min_coverage", 0.9))
+    low = [report for report in _coverages(data) if report["coverage"] < least]
+    if low:
+        worst = min(low, key=lambda report: float(report["coverage"]))
+        gaps = [f"{name} was not decided on {gap['n']} of {gap['of']}: {gap['reason']}" for name, gap in worst["undecided"].items()]
+        if worst.get("why_failed"):
+            gaps.append(f"{worst['failed']} of {worst['n']} runs failed: {worst['why_failed']}")
+        raise LowCoverage(
+            f"coverage {worst['coverage']:.2f} is below the required {least:g}. {'; '.join(gaps)}. Mend what failed, or lower --min-coverage"
+        )
+
+
+def _coverages(data: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(data, dict):
+        if isinstance(data.get("coverage"), float | int) and isinstance(data.get("undecided"), dict):
+            yield data
+        for value in data.values():
+            yield from _coverages(value)
+    elif isinstance(data, list):
+        for value in data:
+            yield from _coverages(value)
 
 
 def json_option(help_text: str = "One JSON object on standard output, nothing else.") -> Decorator:
@@ -124,9 +224,22 @@ def print_json(value: Any) -> None:
 
 def warn_of_gaps(rich: Any, data: dict[str, Any]) -> None:
     """What the store does not hold of a run."""
-    for key, text in (("unseen_calls", "LM calls went past the recorder"), ("rows_not_stored", "rows could not be stored")):
-        if data[key]:
-            rich.print(f"warning: {data[key]} {text}", markup=False)
+    if data["unrecorded"] is None:
+        least = f" ({data['unrecorded_seen']} were seen)" if data["unrecorded_seen"] else ""
+        reason = data["unrecorded_reason"]
+        rich.print(f"warning: how many LM calls went past the recorder is unknown{least}: {reason}", markup=False)
+    elif data["unrecorded"]:
+        rich.print(f"warning: {data['unrecorded']} LM calls went past the recorder", markup=False)
+    if data["rows_not_stored"]:
+        rich.print(f"warning: {data['rows_not_stored']} rows could not be stored", markup=False)
+
+
+def say_openings(rich: Any, openings: dict[str, int] | None) -> None:
+    """How often the test split was opened, where a job opened it."""
+    from assay.traces.sealing import openings_line
+
+    if openings:
+        rich.print(openings_line(openings), markup=False)
 
 
 def warn_of_failures(rich: Any, report: dict[str, Any]) -> None:
@@ -134,7 +247,7 @@ def warn_of_failures(rich: Any, report: dict[str, Any]) -> None:
     if report["failed"]:
         rich.print(f"note: {report['failed']} of {report['n']} runs failed; the commonest reason: {report['why_failed']}", markup=False)
     for name, part in report["undecided"].items():
-        rich.print(f"warning: {name} was not decided on {part['n']} of {report['n']} tasks and is not in their score: {part['reason']}", markup=False)
+        rich.print(f"warning: {name} was not decided on {part['n']} of {part['of']} and is not in their score: {part['reason']}", markup=False)
 
 
 class Console:

@@ -1,11 +1,13 @@
 """`assay traces`: list, show, stats, rate, close, score, forget, import."""
 
+import time
 from dataclasses import asdict
+from datetime import datetime
 from typing import Any
 
 import click
 
-from assay.cli.shared import print_json
+from assay.cli.shared import min_coverage_option, print_json, require_coverage
 
 __all__ = ["command"]
 
@@ -19,14 +21,14 @@ def command() -> None:
 
 
 def open_store(store: str | None) -> Any:
-    from pathlib import Path
-
     from assay.errors import StoreError
-    from assay.traces.store import Store, store_url
+    from assay.traces.location import store_file
 
-    url = store_url(store)
-    if url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).is_file():
-        raise StoreError(f"there is no store at {url.removeprefix('sqlite:///')}: nothing has run here yet, or name it with --store")
+    file = store_file(store)
+    if file is not None and not file.is_file():
+        raise StoreError(f"there is no store at {file}: nothing has run here yet, or name it with --store")
+    from assay.traces.store import Store
+
     return Store(store)
 
 
@@ -34,28 +36,49 @@ def open_store(store: str | None) -> Any:
 @click.option("--run", "run_id", help="Only of this run.")
 @click.option("--task", "task_id", help="Only of this task.")
 @click.option("--split", type=click.Choice(["train", "val", "gate", "test"]), help="Only of this split.")
+@click.option("--status", type=click.Choice(["done", "failed", "error", "running"]), help="Only of this status.")
+@click.option("--phase", help="Only of this phase: baseline, search, gate, test, evaluate, collect, run, …")
+@click.option("--program", help="Only of this program.")
+@click.option("--failure", help="Only of this failure kind: parse, context, timeout, model, agent, tool, check, judge, loop, cap.")
+@click.option("--min-score", type=click.FloatRange(0, 1), help="Only scored at least so high.")
+@click.option("--max-score", type=click.FloatRange(0, 1), help="Only scored at most so high.")
+@click.option("--since", metavar="WHEN", help="Only begun since: 30m, 12h, 7d, or a date as 2026-11-23.")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True)
 @_store
 @_json
-def list_rollouts(run_id: str | None, task_id: str | None, split: str | None, limit: int, store: str | None, as_json: bool) -> None:
-    """The newest rollouts."""
+def list_rollouts(
+    limit: int, since: str | None, min_score: float | None, max_score: float | None, store: str | None, as_json: bool, **equal: str | None
+) -> None:
+    """The newest rollouts, one a line: id, time, phase, split, status, score, failure, program, first input."""
+    from assay.traces.listing import find_rollouts
+
+    chosen = {name: value for name, value in equal.items() if value is not None}
+    begun = _since(since)
     with open_store(store) as opened:
-        rollouts = list(opened.rollouts(run_id=run_id, task_id=task_id, split=split, limit=limit))
+        rollouts = list(find_rollouts(opened, equal=chosen, since=begun, least=min_score, most=max_score, limit=limit))
     if as_json:
         print_json({"rollouts": [asdict(rollout) for rollout in rollouts]})
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None)
-    table.add_column("id", no_wrap=True)
-    for column in ("program", "split", "phase", "status", "score", "inputs"):
-        table.add_column(column)
     for r in rollouts:
-        score = "–" if r.score is None else f"{r.score:.2f}"
+        when = time.strftime("%m-%d %H:%M:%S", time.localtime(r.started_at))
         first = " ".join(str(next(iter(r.inputs.values()), "")).split())
-        table.add_row(r.id[:16], r.program, r.split, r.phase, r.status, score, first[:60] + ("…" if len(first) > 60 else ""))
-    Console(highlight=False, markup=False).print(table)
+        short = r.program.replace("\\", "/").rpartition("/")[2]
+        score = "–" if r.score is None else f"{r.score:.2f}"
+        line = f"{r.id[:16]} {when} {r.phase:10} {r.split or '–':5} {r.status:7} {score:>5} {r.failure or '–':8} {short}  "
+        click.echo(line + first[:60] + ("…" if len(first) > 60 else ""))
+
+
+def _since(text: str | None) -> float | None:
+    """Seconds since the epoch of `30m`, `12h`, `7d` or a date."""
+    if text is None:
+        return None
+    units = {"m": 60, "h": 3600, "d": 86400}
+    if text[-1:] in units and text[:-1].isdigit():
+        return time.time() - int(text[:-1]) * units[text[-1]]
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise click.UsageError(f"--since {text!r} must be a number of minutes, hours or days (30m, 12h, 7d) or a date (2026-11-23)") from None
 
 
 @command.command("show")
@@ -90,7 +113,8 @@ def show(rollout_id: str, store: str | None, as_json: bool) -> None:
     if rollout.human_rating is not None:
         click.echo(f"rated by people: {rollout.human_rating:g}")
     for v in rollout.verdicts:
-        click.echo(f"  {v.criterion} (weight {v.weight:g}): {'unscored' if v.grade is None else f'{v.grade:.2f}'} {v.reason}")
+        grade = "not counted" if not v.applies else "unscored" if v.grade is None else f"{v.grade:.2f}"
+        click.echo(f"  {v.criterion} (weight {v.weight:g}): {grade} {v.reason}")
 
 
 def _show_tools(tools: list[Any]) -> None:
@@ -107,14 +131,20 @@ def _flat(text: Any) -> str:
 @_store
 @_json
 def stats(run_id: str | None, store: str | None, as_json: bool) -> None:
-    """Counts, tokens and dollars of the store; `unseen` are LM calls that went past the recorder."""
-    with open_store(store) as opened:
-        found = opened.stats(run_id=run_id)
+    """Counts, tokens and dollars of the store; `unrecorded` are LM calls that went past the recorder; unknown where nothing can see them."""
+    from assay.traces.counts import file_stats
+    from assay.traces.location import store_file
+
+    file = store_file(store)
+    found = file_stats(file, run_id) if file is not None else None
+    if found is None:
+        with open_store(store) as opened:
+            found = opened.stats(run_id=run_id)
     if as_json:
         print_json(found)
         return
     for key, value in found.items():
-        click.echo(f"{key:18} {value}")
+        click.echo(f"{key:18} {'unknown' if key == 'unrecorded' and value is None else value}")
 
 
 @command.command("rate")
@@ -196,20 +226,24 @@ def close(idle_minutes: float, store: str | None, as_json: bool) -> None:
 @click.option("--run", "runs", multiple=True, help="Only rollouts of this run; repeatable.")
 @click.option("--again", is_flag=True, help="Replace scores that are there.")
 @click.option("--judge-model", metavar="NAME", help="Decides the criteria that need a judge.")
+@click.option("--judge-api-base", metavar="URL", help="Address of an OpenAI-compatible server of --judge-model.")
+@click.option("--judge-api-key-env", metavar="NAME", help="Environment variable with its key; the provider's usual one by default.")
+@min_coverage_option()
 @_store
 @_json
-def score(rubric: str, runs: tuple[str, ...], again: bool, judge_model: str | None, store: str | None, as_json: bool) -> None:
+def score(rubric: str, runs: tuple[str, ...], again: bool, store: str | None, as_json: bool, **judge: Any) -> None:
     """Score stored rollouts by a rubric, step rewards included: of the gateway, of imports."""
     from assay.cli.shared import Console
     from assay.exporting import score_rollouts
 
     open_store(store).close()
-    data = score_rollouts(rubric, store=store, runs=runs, again=again, judge_model=judge_model, progress=Console())  # type: ignore[arg-type]
+    data = score_rollouts(rubric, store=store, runs=runs, again=again, progress=Console(), **judge)  # type: ignore[arg-type]
+    mean = "" if data["mean"] is None else f", mean {data['mean']:.3f}"
     if as_json:
         print_json(data)
-        return
-    mean = "" if data["mean"] is None else f", mean {data['mean']:.3f}"
-    click.echo(f"{data['scored']} rollouts scored{mean}; {data['unscored']} could not be, {data['skipped']} had a score")
+    else:
+        click.echo(f"{data['scored']} rollouts scored{mean}; {data['unscored']} could not be, {data['skipped']} had a score")
+    require_coverage(data)
 
 
 @command.command("forget")
@@ -226,6 +260,9 @@ def forget(subject: str, store: str | None, as_json: bool) -> None:
         print_json(data)
         return
     click.echo(f"{data['removed']} rollouts of {subject!r} removed")
+    click.echo(
+        f"{data['prompts_emptied']} prompts of others that showed their tasks emptied, {data['cached_answers_removed']} cached answers removed"
+    )
     for made in data["made_from_them"]:
         click.echo(f"made from them before: {made}")
 

@@ -6,7 +6,19 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import Console, cap_options, json_option, json_or_text, keep, pairs, print_json, with_options
+from assay.cli.shared import (
+    Console,
+    cap_options,
+    json_option,
+    json_or_text,
+    keep,
+    min_coverage_option,
+    pairs,
+    print_json,
+    require_coverage,
+    say_openings,
+    with_options,
+)
 
 __all__ = ["command"]
 
@@ -43,6 +55,7 @@ def command() -> None:
 @click.option("--test-size", type=click.IntRange(1), help="Most sealed tasks.")
 @click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE.")
 @click.option("--accelerate-config", type=click.Path(exists=True), help="Run in processes as this config of accelerate says.")
+@min_coverage_option()
 @json_option()
 def sft(**values: Any) -> None:
     """A warm-up on the good rows of `assay export sft` (its folder), or on JSON lines with prompt and completion."""
@@ -66,14 +79,19 @@ def sft(**values: Any) -> None:
     data = train_sft(source, name, SFTConfig(**values), resume=resume, progress=shown).to_dict()  # type: ignore[arg-type]
     if rank():  # the first of the processes that train together is the one that speaks
         return
-    data["validation"] = {}
+    data["validation"], data["test_openings"] = {}, {}
     if program is not None and data["name"]:
         models, sizes = (values["model"], data["name"]), {"test": size} if size else {}
-        data["validation"][program] = compare(program, models=models, sizes=sizes, seed=values["seed"], progress=shown, **measured)  # type: ignore[arg-type]
+        told = data["test_openings"]
+        data["validation"][program] = compare(
+            program, models=models, sizes=sizes, seed=values["seed"], progress=shown,  # type: ignore[arg-type]
+            on_open=lambda opened: told.update({program: opened.to_dict()}), **measured,
+        )  # fmt: skip
     if as_json:
         print_json(data)
-        return
-    _show(data)
+    else:
+        _show(data)
+    require_coverage(data)
 
 
 def _show(data: dict[str, Any]) -> None:
@@ -97,7 +115,7 @@ def _show(data: dict[str, Any]) -> None:
         rich.print(f"served beside torch: {100 * data['agreement']:.0f} % of greedy texts are the same")
     for note in [*data["notes"], *([data["stopped"]] if data["stopped"] else [])]:
         rich.print(f"note: {note}", markup=False)
-    _show_validation(rich, data["validation"])
+    _show_validation(rich, data)
     if data["name"]:
         rich.print(f"{data['path']}\nIn any command: --model {data['name']}", markup=False, soft_wrap=True)
     else:
@@ -109,7 +127,7 @@ _RETURNS = ("to_go", "episode", "step", "uniform")
 _NUMBERS: tuple[tuple[str, Any, Any, str], ...] = (
     ("--steps", int, 30, "Optimizer steps."),
     ("--tasks", int, 4, "Tasks a step."),
-    ("--group", int, 6, "Rollouts of a task."),
+    ("--num-generations", int, 6, "Rollouts of a task; reinforce++ takes 1 too."),
     ("--iterations", int, 1, "Steps on the same rollouts."),
     ("--learning-rate", float, 2e-4, "Constant; of AdamW."),
     ("--rank", int, 16, "Of the LoRA matrices."),
@@ -153,25 +171,38 @@ def _policy_options(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
         *(click.option(flag, type=kind, default=value, show_default=True, help=text or None) for flag, kind, value, text in _NUMBERS),
         *(click.option(f"--{split}-size", type=click.IntRange(1), help=f"Most tasks taken of {split}.") for split in ("train", "val", "test")),
-        click.option("--salt", default="assay", show_default=True, help="Salt of the splits."),
+        click.option("--salt", help="Salt of the splits; by default the store's own (a new store: the artifact's, else assay)."),
         click.option("--threads", type=click.IntRange(1), help="Rollouts at once."),
         *cap_options(),
         click.option("--report-to", default="none", show_default=True, help="tensorboard, trackio, wandb."),
         click.option("--accelerate-config", type=click.Path(exists=True), help="Run in processes as this config of accelerate says."),
         click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE."),
         click.option("--resume", is_flag=True, help="Go on from the last checkpoint."),
+        min_coverage_option(),
         json_option(),
     ]
     return with_options(function, options)
+
+
+_OWN_OPTIONS = {
+    "ppo": [
+        click.option("--gae-lambda", type=float, default=0.95, show_default=True, help="Decay of the generalised advantages over turns."),
+        click.option(
+            "--value", type=click.Choice(["features", "head"]), default="features", show_default=True,
+            help="What predicts returns: features of where a rollout stands, or a linear head on the model's hidden state as well.",
+        ),
+    ],
+    "reinforce++": [
+        click.option("--kl-in-reward", is_flag=True, default=False, help="Take beta times the KL of each token from its reward, not from the loss."),
+    ],
+}  # fmt: skip
 
 
 def _policy_command(algorithm: str, text: str) -> None:
     def run(**values: Any) -> None:
         _policy(algorithm, values)
 
-    extra = click.option("--gae-lambda", type=float, default=0.95, show_default=True, help="Decay of the generalised advantages over turns.")
-    made = _policy_options(extra(run) if algorithm == "ppo" else run)
-    command.command(algorithm, help=text)(made)
+    command.command(algorithm, help=text)(_policy_options(with_options(run, _OWN_OPTIONS.get(algorithm, []))))
 
 
 def _policy(algorithm: str, values: dict[str, Any]) -> None:
@@ -201,6 +232,7 @@ def _policy(algorithm: str, values: dict[str, Any]) -> None:
         print_json(data)
     else:
         _show_policy(data)
+    require_coverage(data)
 
 
 _ONLINE = ("rubric", "data", "judge_model", "judged_by_itself", "watch", "retain", "adapter", "salt", "threads", "store")
@@ -237,7 +269,7 @@ def _show_policy(data: Mapping[str, Any]) -> None:
     from rich.console import Console as Rich
 
     rich = Rich(highlight=False)
-    _show_validation(rich, data["validation"])
+    _show_validation(rich, data)
     seconds = ", ".join(f"{name} {value:.0f} s" for name, value in data["seconds"].items())
     rich.print(
         f"{data['steps']} steps, {data['rollouts']} rollouts, {data['calls']} calls trained on ({seconds}); weights of step {data['best_step']}"
@@ -258,19 +290,21 @@ def _show_policy(data: Mapping[str, Any]) -> None:
         rich.print(str(data["path"]), markup=False, soft_wrap=True)
 
 
-def _show_validation(rich: Any, validation: Mapping[str, Any]) -> None:
+def _show_validation(rich: Any, data: Mapping[str, Any]) -> None:
     from rich.table import Table
 
     from assay.optimizers.weights.page import in_numbers
 
-    for bench, modes in validation.items():
+    for bench, modes in data["validation"].items():
         table = Table("", "before", "after", "gain, paired 95 %", title=f"{bench}: sealed tasks, {next(iter(modes.values()))['before']['n']}")
         for row in in_numbers(modes):
             table.add_row(*row, style="bold" if row[0].endswith(": score") else None)
         rich.print(table)
+        say_openings(rich, data["test_openings"].get(bench))
 
 
 _policy_command("grpo", "GRPO: each call's return against its group's mean at the same turn, over the group's deviation.")
-_policy_command("reinforce++", "REINFORCE++: each call's return against the batch's mean and deviation; no critic.")
-_policy_command("ppo", "PPO: generalised advantages over the turns, from a value fitted beside.")
+_policy_command("reinforce++", "REINFORCE++: returns normalised over all tokens of the batch; no critic, no groups.")
+_policy_command("reinforce++-turn", "Each call's return against the batch's mean at the same turn, over the batch's deviation.")
+_policy_command("ppo", "PPO: generalised advantages over the turns, from a fitted value.")
 _policy_command("rloo", "RLOO: each call's return against the mean of the others of its group, unscaled.")

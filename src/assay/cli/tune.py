@@ -4,7 +4,20 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import Console, executor_option, keep, pairs, print_json, run_config, run_options, warn_of_failures
+from assay.cli.shared import (
+    Console,
+    decision_options,
+    dry_run,
+    executor_option,
+    keep,
+    pairs,
+    print_json,
+    require_coverage,
+    run_config,
+    run_options,
+    say_openings,
+    warn_of_failures,
+)
 
 __all__ = ["command"]
 
@@ -12,10 +25,11 @@ __all__ = ["command"]
 @click.command("tune")
 @click.argument("program")
 @run_options
+@decision_options
 @click.option("--method", type=click.Choice(["optuna", "policy"]), default="optuna", show_default=True, help="Search, or a policy that learns.")
 @click.option("--episodes", type=click.IntRange(1), default=10, show_default=True, help="Of a policy.")
 @click.option("--tasks-per-episode", type=click.IntRange(1), help="Train tasks of an episode; all by default.")
-@click.option("--learning-rate", type=float, default=0.01, show_default=True, help="Of a policy.")
+@click.option("--learning-rate", type=float, default=0.01, show_default=True, help="How fast a policy moves the parameters.")
 @click.option("--trials", type=click.IntRange(1), default=60, show_default=True, help="Finished trials the study shall have.")
 @click.option("--sampler", default="tpe", show_default=True, help="tpe, gp, cmaes, nsga2, random or grid.")
 @click.option("--pruner", default="auto", show_default=True, help="wilcoxon, hyperband, none, or auto: wilcoxon where there is one objective.")
@@ -27,6 +41,13 @@ __all__ = ["command"]
 @click.option("--block", type=click.IntRange(1), default=5, show_default=True, help="Tasks between two looks of the pruner.")
 @click.option("--budget", multiple=True, metavar="NAME=VALUE", help="What a run may use for its efficiency: steps, tokens, seconds.")
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes on this machine that share the study.")
+@click.option(
+    "--margin",
+    type=click.FloatRange(0, 1, max_open=True),
+    default=0.02,
+    show_default=True,
+    help="Score that parameters with fewer tokens may lose at most to replace the default (the gate's interval must exclude more).",
+)
 @executor_option()
 @click.option("--study", help="Name of a study to begin or to join; by default the run's own.")
 @click.option("--storage", metavar="URL", help="Database of the study; by default beside the store.")
@@ -51,6 +72,10 @@ def command(program: str, **values: Any) -> None:
     values["objectives"] = tuple(name.strip() for name in values.pop("objective").split(","))
     values["ranges"] = {name: _range(name, text) for name, text in pairs(values["ranges"], "--range").items()}
     values["budget"] = {name: _number(text, "--budget") for name, text in pairs(values["budget"], "--budget").items()}
+    if values["dry_run"]:
+        sizes = values.pop("sizes")
+        dry_run("tune", program, values, as_json=as_json, store=store, sizes=sizes, trials=values.pop("trials"), repeats=values.pop("samples"))
+        return
     if impact:
         idle = [
             name for name, given in (("--apply", apply), ("--workers", values["workers"] > 1), ("--method", values["method"] != "optuna")) if given
@@ -65,6 +90,7 @@ def command(program: str, **values: Any) -> None:
         print_json(data)
     else:
         _show(data)
+    require_coverage(data)
 
 
 def _impact(program: str, as_json: bool, **options: Any) -> None:
@@ -129,6 +155,7 @@ def _show(data: dict[str, Any]) -> None:
         _show_table(rich, data["test"]["table"])
         warn_of_failures(rich, after)
         rich.print(f"gain: {_gain(gain)}; tokens {_share(data['test']['tokens'])}", markup=False)
+    say_openings(rich, data["test_openings"])
     if data["gate"]:
         verdict = "the tuned program replaces the default" if data["replaces"] else "no proof on gate that it is better: keep the default"
         rich.print(f"gate: {_gain(data['gate'])}; tokens {_share(data['gate']['tokens'])}: {verdict}", markup=False)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
+from assay.datasets.memory import PREFIX, rows_in_memory
 from assay.errors import DataError, MissingExtra
 
 __all__ = ["iter_rows"]
@@ -32,6 +33,8 @@ def iter_rows(spec: str) -> Iterator[Row]:
         MissingExtra: the source needs a package that is not installed.
     """
     kind, _, rest = spec.partition(":")
+    if spec.startswith(PREFIX):
+        return rows_in_memory(spec)
     if kind == "arithmetic":
         return _arithmetic(rest)
     if kind == "reasoning_gym":

@@ -8,7 +8,7 @@ import hashlib
 import heapq
 import json
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,7 @@ class Splits:
     rows: int = 0
     duplicates: int = 0
     conflicts: int = 0  # same inputs, other expected outputs; the first one is kept
+    on_open: Callable[[], None] | None = field(default=None, repr=False)  # called before the test split is opened
     _unsealed: bool = False
 
     @property
@@ -48,17 +49,22 @@ class Splits:
         return self._test
 
     def unseal(self) -> list[Task]:
-        """Opens the test split for the final report."""
+        """Opens the test split for the final report. A job opens it once; asked again, it is the same opening."""
+        if not self._unsealed and self.on_open is not None:
+            self.on_open()
         self._unsealed = True
         return self._test
 
     def sizes(self) -> dict[str, int]:
         return {"train": len(self.train), "val": len(self.val), "gate": len(self.gate), "test": len(self._test)}
 
+    def parts(self) -> dict[str, list[Task]]:
+        """The tasks by split, the sealed ones too: to know them by, not to run them."""
+        return {"train": self.train, "val": self.val, "gate": self.gate, "test": self._test}
+
     def manifest(self) -> dict[str, Any]:
         """What is written beside an artifact: sizes and the content hash of every task, by split."""
-        parts = {"train": self.train, "val": self.val, "gate": self.gate, "test": self._test}
-        hashes = {name: [task.content_hash[:16] for task in tasks] for name, tasks in parts.items()}
+        hashes = {name: [task.content_hash[:16] for task in tasks] for name, tasks in self.parts().items()}
         digest = hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
         return {"salt": self.salt, "rows": self.rows, "duplicates": self.duplicates, "sha256": digest, "tasks": hashes}
 

@@ -1,10 +1,15 @@
-"""Artifacts: a folder with the program's state (JSON, no pickle), a manifest and a report."""
+"""Artifacts: a folder with the program's state (JSON, no pickle), its source files, a manifest and a report.
 
+Loading an artifact whose program is not a shipped or installed one runs the Python files in its folder `source`.
+"""
+
+import functools
 import hashlib
 import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +18,19 @@ import dspy
 
 from assay.errors import ArtifactError, ProgramError
 from assay.judges import Judge
-from assay.models import LanguageModel
+from assay.judges.base import rebuilt
+from assay.models import LanguageModel, get_lm
+from assay.models.roles import Endpoint
 from assay.programs import Agent, AgentParameters, program_state, restore_program
 from assay.programs.compose import Configured, EnsembleProgram, NearestDemos, is_agent
+from assay.programs.constructor import constructor_config
+from assay.sourcecode import attribute_of, qualified_name, relocated
+from assay.sourcefiles import FILES, SourceFiles
 
-__all__ = ["FORMAT", "Artifact", "check_pinned", "check_place", "load_artifact", "save_artifact"]
+__all__ = ["FORMAT", "Artifact", "check_loads", "check_pinned", "check_place", "is_artifact", "load_artifact", "save_artifact", "with_model_of"]
 
 FORMAT = 1
+SOURCE = "source"
 _FILES = ("program.json", "splits.json", "report.md")
 
 
@@ -36,15 +47,32 @@ class Artifact:
         return dict(self.manifest["settings"])
 
     def runnable(self) -> dspy.Module:
-        """The program with the adapter and temperature it was compiled with."""
-        return runnable(self.program, self.settings)
+        """The program with the adapter and temperature it was compiled with, and its model where none is set in DSPy."""
+        manifest = self.manifest
+        endpoint = Endpoint(manifest.get("api_base"), manifest.get("api_key_env"))
+        own = functools.partial(_own_lm, str(self.path), manifest["model"], endpoint, tuple(manifest.get("adapters") or ()))
+        return runnable(self.program, self.settings, own)
 
 
-def runnable(program: dspy.Module, settings: dict[str, Any]) -> dspy.Module:
+@functools.lru_cache(maxsize=8)
+def _own_lm(path: str, model: str, endpoint: Endpoint, adapters: tuple[str, ...]) -> LanguageModel:
+    """The model that an artifact was measured with.
+
+    Raises:
+        ArtifactError: it has other adapters now.
+        ConfigError: the environment variable with its key is not set.
+    """
+    lm = get_lm(model, **endpoint.client(model))
+    _check_adapters(path, model, list(adapters), lm)
+    return lm
+
+
+def runnable(program: dspy.Module, settings: dict[str, Any], own_lm: Callable[[], Any] | None = None) -> dspy.Module:
     """The program under its settings: an Agent has them itself, a plain module is wrapped."""
     if is_agent(program):
+        program.own_lm = own_lm
         return program
-    return Configured(program, settings["adapter"], settings["parameters"].get("temperature"))
+    return Configured(program, settings["adapter"], settings["parameters"].get("temperature"), own_lm)
 
 
 def save_artifact(folder: Path, program: dspy.Module, manifest: dict[str, Any], *, splits: dict[str, Any], report: str) -> Path:
@@ -58,13 +86,15 @@ def save_artifact(folder: Path, program: dspy.Module, manifest: dict[str, Any], 
     inner = program
     while isinstance(inner, NearestDemos | EnsembleProgram):
         inner = inner.program if isinstance(inner, NearestDemos) else inner.members[0]
-    config = inner.config if isinstance(inner, Agent | Judge) else {}
+    config, source = _built_from(inner), _source(program, inner, str(manifest["program"]))
     texts = {
         "program.json": json.dumps(program_state(program), indent=1, ensure_ascii=False, default=str),
         "splits.json": json.dumps(splits),
         "report.md": report,
     }
     whole = {"format": FORMAT, **manifest, "config": config, "files": {name: _sha(text) for name, text in texts.items()}}
+    if source.names:
+        whole["source"] = {"names": source.names, "files": {place: hashlib.sha256(content).hexdigest() for place, content in source.files.items()}}
     whole = json.loads(json.dumps(whole, ensure_ascii=False, default=str))  # as it will be read, so that its hash is the same
     texts["manifest.json"] = json.dumps({**whole, "sha256": _manifest_sha(whole)}, indent=1, ensure_ascii=False)
     try:
@@ -74,9 +104,30 @@ def save_artifact(folder: Path, program: dspy.Module, manifest: dict[str, Any], 
             ready.mkdir()
             for name, text in texts.items():
                 (ready / name).write_text(text, encoding="utf-8")
+            for place, content in source.files.items():
+                target = ready / SOURCE / place
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(content)
             return _place(ready, folder)
     except OSError as error:
         raise ArtifactError(f"cannot write the artifact to {folder}: {error}. Choose another folder with --out") from error
+
+
+def _built_from(inner: dspy.Module) -> dict[str, Any]:
+    """The constructor's arguments, where the program's name is that of a class."""
+    if isinstance(inner, Agent | Judge):
+        return dict(inner.config)
+    module, attribute = getattr(inner, "_assay_origin", (type(inner).__module__, type(inner).__qualname__))
+    return constructor_config(inner) if (module, attribute) == (type(inner).__module__, type(inner).__qualname__) else {}
+
+
+def _source(program: dspy.Module, inner: dspy.Module, name: str) -> SourceFiles:
+    """The files of a program, and of the judges inside it, whose code is the user's own."""
+    source = SourceFiles()
+    source.add(name, *getattr(inner, "_assay_origin", (type(inner).__module__, type(inner).__qualname__)))
+    for part in {type(part) for _, part in program.named_sub_modules() if isinstance(part, Judge) and part is not inner}:
+        source.add(qualified_name(part), part.__module__, part.__qualname__)
+    return source
 
 
 def check_place(folder: Path) -> None:
@@ -110,12 +161,47 @@ def _manifest_sha(manifest: dict[str, Any]) -> str:
     return _sha(json.dumps({key: value for key, value in manifest.items() if key != "sha256"}, sort_keys=True))
 
 
+def check_loads(path: Path, program: dspy.Module) -> str | None:
+    """Loads the artifact that was just written of `program`, as another process would. None where that works; a note where it only works
+    into an instance of the program.
+
+    Raises:
+        ArtifactError: it cannot be loaded at all; the folder stays.
+    """
+    try:
+        load_artifact(path)
+        return None
+    except (ArtifactError, ProgramError) as error:
+        why = str(error)
+    inner = program
+    while isinstance(inner, NearestDemos | EnsembleProgram):
+        inner = inner.program if isinstance(inner, NearestDemos) else inner.members[0]
+    try:
+        load_artifact(path, program=inner)
+    except (ArtifactError, ProgramError) as error:
+        raise ArtifactError(f"the artifact was written and cannot be loaded again: {error}") from error
+    return f"the artifact can only be loaded into an instance of the program, assay.load(path, program=…): {why}"
+
+
 def check_pinned(artifact: Artifact, lm: LanguageModel) -> None:
     """Raises `ArtifactError` where the model goes by the artifact's name for it, and its adapters are no longer those it was measured with."""
-    wanted, there = list(artifact.manifest.get("adapters") or ()), list(lm.recording.backend.adapters)
-    if artifact.manifest["model"] == lm.recording.model and wanted != there:
+    _check_adapters(artifact.path, artifact.manifest["model"], list(artifact.manifest.get("adapters") or ()), lm)
+
+
+def _check_adapters(path: str | Path, model: str, wanted: list[str], lm: LanguageModel) -> None:
+    there = list(lm.recording.backend.adapters)
+    if model == lm.recording.model and wanted != there:
         told = [", ".join(one[:12] + "…" for one in hashes) or "none" for hashes in (wanted, there)]
-        raise ArtifactError(f"{artifact.path} was measured with the adapters {told[0]}, and {lm.recording.model} has {told[1]} now: measure it again")
+        raise ArtifactError(f"{path} was measured with the adapters {told[0]}, and {model} has {told[1]} now: measure it again")
+
+
+def with_model_of(artifact: str | Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with the model that an artifact was measured with, and its address where they name none."""
+    manifest = load_artifact(artifact).manifest
+    found = {**options, "model": manifest["model"]}
+    if options.get("api_base") is None:
+        found |= {"api_base": manifest.get("api_base"), "api_key_env": options.get("api_key_env") or manifest.get("api_key_env")}
+    return found
 
 
 def is_artifact(path: str | Path) -> bool:
@@ -149,16 +235,55 @@ def load_artifact(path: str | Path, *, program: dspy.Module | None = None) -> Ar
             raise ArtifactError(f"{folder}: {name} cannot be read: {error}") from None
         if _sha(text) != manifest.get("files", {}).get(name):
             raise ArtifactError(f"{folder}: {name} {changed}")
+    places = _checked_source(folder, manifest, changed)
     try:
-        program = restore_program(manifest["program"], manifest["config"], _read_json(folder / "program.json", folder), program)
+        with relocated(places if program is None else {}):
+            fresh = program if program is not None else _judge_of(manifest)
+            program = restore_program(manifest["program"], manifest["config"], _read_json(folder / "program.json", folder), fresh)
         settings = manifest["settings"]
         if is_agent(program):
             program.parameters, program.adapter = AgentParameters.of(settings["parameters"]), settings["adapter"]
-    except ProgramError:
-        raise
+    except ProgramError as error:
+        if program is not None:
+            raise
+        raise ProgramError(
+            f"{folder}: {error}. A file that the program reads belongs into {FILES} of its module; a program that takes arguments which are not "
+            "JSON (tools, clients) is loaded into an instance: assay.load(path, program=MyProgram(…))"
+        ) from error
     except Exception as error:
         raise ArtifactError(f"{folder}: the program cannot be rebuilt: {type(error).__name__}: {error}") from error
     return Artifact(folder, program, manifest)
+
+
+def _judge_of(manifest: dict[str, Any]) -> Judge | None:
+    """A judge is built by its own rule, `assay.judges.base.rebuilt`: it may take no arguments, and ask no model."""
+    if manifest.get("kind") != "judge":
+        return None
+    found = attribute_of(manifest["program"])
+    return rebuilt(found if isinstance(found, type) else type(found), manifest["config"])
+
+
+def _checked_source(folder: Path, manifest: dict[str, Any], changed: str) -> dict[str, str]:
+    """Where the artifact's own source files are, by the names they are loaded by; every file is checked before any of them is run.
+
+    Raises:
+        ArtifactError: a file is missing, changed, or not in the manifest.
+    """
+    source = manifest.get("source")
+    if source is None:
+        return {}
+    home = folder / SOURCE
+    there = {path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file() and path.parent.name != "__pycache__"}
+    if extra := sorted(there - source["files"].keys()):
+        raise ArtifactError(f"{folder}: {SOURCE}/{extra[0]} is not in the manifest: remove it, or compile again")
+    for place, sha in source["files"].items():
+        try:
+            content = (home / place).read_bytes()
+        except OSError as error:
+            raise ArtifactError(f"{folder}: {SOURCE}/{place} cannot be read: {error}") from None
+        if hashlib.sha256(content).hexdigest() != sha:
+            raise ArtifactError(f"{folder}: {SOURCE}/{place} {changed}")
+    return {name: f"{home.resolve()}/{place}" for name, place in source["names"].items()}
 
 
 def _read_json(path: Path, folder: Path) -> dict[str, Any]:

@@ -1,14 +1,34 @@
 """Who decides where code cannot: model-based judges, how they are read and calibrated, and how far they agree with people."""
 
-from assay.judges.base import Judge
-from assay.judges.calibration import Calibration
-from assay.judges.deciding import resolver
-from assay.judges.labels import Item, LabelSplits, Rating, load_labels, split_items
-from assay.judges.listwise import ListwiseJudge
-from assay.judges.pairwise import PAIR_SCALE, PairwiseJudge
-from assay.judges.panel import Cascade, Jury, reliability_weights
-from assay.judges.pointwise import PointwiseJudge
-from assay.judges.ranking import bradley_terry, win_rates
+from typing import TYPE_CHECKING
+
+from assay.lazy import attach
+
+if TYPE_CHECKING:
+    from assay.judges.base import Judge
+    from assay.judges.calibration import Calibration
+    from assay.judges.deciding import resolver
+    from assay.judges.labels import Item, LabelSplits, Rating, load_labels, split_items
+    from assay.judges.listwise import ListwiseJudge
+    from assay.judges.pairwise import PAIR_SCALE, PairwiseJudge
+    from assay.judges.panel import Cascade, Jury, reliability_weights
+    from assay.judges.pointwise import PointwiseJudge
+    from assay.judges.ranking import bradley_terry, win_rates
+else:
+    __getattr__, __dir__ = attach(
+        __name__,
+        {
+            "base": "Judge",
+            "calibration": "Calibration",
+            "deciding": "resolver",
+            "labels": "Item LabelSplits Rating load_labels split_items",
+            "listwise": "ListwiseJudge",
+            "pairwise": "PAIR_SCALE PairwiseJudge",
+            "panel": "Cascade Jury reliability_weights",
+            "pointwise": "PointwiseJudge",
+            "ranking": "bradley_terry win_rates",
+        },
+    )
 
 __all__ = [
     "PAIR_SCALE",

@@ -1,6 +1,8 @@
 """What every judge is: a DSPy program with a scale that says a verdict, how sure it is of it, and what it is worth."""
 
 import asyncio
+import inspect
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -13,7 +15,7 @@ from assay.judges.calibration import Calibration
 from assay.models import sibling
 from assay.rubrics import JudgeSpec, NoGrade
 
-__all__ = ["Judge", "Reading", "attempt", "make_spec"]
+__all__ = ["Judge", "Reading", "attempt", "make_spec", "rebuilt"]
 
 Reading = Mapping[str, Any]  # what was read from the model before any calibration: by default probabilities by label, and `tokens`
 
@@ -117,6 +119,37 @@ class Judge(dspy.Module):  # type: ignore[misc]
 
     async def aforward(self, **given: Any) -> dspy.Prediction:
         return await asyncio.to_thread(self.forward, **given)
+
+
+def rebuilt(kind: type[Judge], config: Mapping[str, Any]) -> Judge:
+    """A judge of this class with the arguments in `config`. What the constructor does not take (many a judge of one's own says its
+    question itself and takes nothing) must be one of the fields that every judge has, and is set afterwards.
+
+    Raises:
+        ConfigError: the class cannot be built so; the message says what its constructor lacks.
+    """
+    takes = inspect.signature(kind.__init__).parameters.values()  # the class's own signature is DSPy's metaclass's
+    passed = dict(config) if any(p.kind is p.VAR_KEYWORD for p in takes) else {p.name: config[p.name] for p in takes if p.name in config}
+    try:
+        try:
+            judge = kind(**passed)
+        except TypeError:
+            judge, passed = kind(), {}  # type: ignore[call-arg]  # it takes **options and says some of them itself
+    except TypeError as error:
+        name = kind.__qualname__
+        raise ConfigError(
+            f"{name} cannot be built from {sorted(config)}: {error}. Give its arguments defaults, or put them in {name}.config"
+        ) from None
+    calibration = config.get("calibration")
+    judge.calibration = calibration if isinstance(calibration, Calibration | None) else Calibration(**calibration)
+    judge.model = config.get("model", judge.model)
+    differs = [
+        name for name, now in judge.config.items()
+        if name in config and name not in {"calibration", "model", *passed} and json.dumps(now, default=str) != json.dumps(config[name], default=str)
+    ]  # fmt: skip
+    if differs:
+        raise ConfigError(f"{kind.__qualname__} takes no {', '.join(differs)}, so it cannot be built with other than its own")
+    return judge
 
 
 def attempt(judge: Judge, given: Mapping[str, Any]) -> tuple[dspy.Prediction | None, str]:

@@ -16,6 +16,7 @@ __all__ = ["draw_card", "reliability_card"]
 
 _POWER = 1.959964 + 0.841621  # two-sided 5 %, power 80 %: the normal quantiles of 0.975 and 0.8
 _RESAMPLES = 500
+_LITTLE_MASS = 0.1
 _FEW = 20  # under which nothing is claimed of a bias
 
 
@@ -29,6 +30,7 @@ def reliability_card(
     objective: str,
     retest: tuple[Answers, Answers] | None = None,
     padded: tuple[Answers, Answers] | None = None,
+    masses: Sequence[float] = (),
     model: str = "",
     cost_usd: float = 0.0,
 ) -> dict[str, Any]:
@@ -40,6 +42,7 @@ def reliability_card(
         people: the human ceiling, `assay.judges.agreement.ceiling`.
         retest: two sets of answers to the same items, asked apart.
         padded: answers to the same items as they are, and with words added that say nothing (`assay.judges.audit.padded`).
+        masses: of every reading, the probability that was on the scale (`assay.judges.reading.scale_masses`).
         model: that judges, by name: outputs whose column `model` (`model_a`, `model_b`) names it are its own.
         cost_usd: of all verdicts.
     """
@@ -49,7 +52,9 @@ def reliability_card(
         "test_retest": (_same(retest), "not measured"),
         "position_flip_rate": (_flips(answers, spec), "no verdict has two orders"),
         "prefers_first": (_prefers_first(answers, spec), "no verdict has two orders"),
+        "mass": (_mass_on_scale(masses), "the verdicts were not read from token probabilities"),
         "length_bias": (_length_bias(answers, items, spec), "fewer than 20 verdicts, or outputs of one length"),
+        "explained_by": (_explained(answers, items, spec), "fewer than 40 verdicts, or the judge differs from raters by the same throughout"),
         "verbosity_bias": (_verbosity(padded, spec), "not measured"),
         "self_preference": (_self_preference(answers, items, spec, model), "the labels do not tell outputs of the judge's model from others"),
         "smallest_difference": (_smallest_difference(answers, spec), "fewer than two verdicts, all alike, or a scale without an order"),
@@ -96,6 +101,11 @@ def _alarms(card: dict[str, Any]) -> list[str]:
         (flips is not None and flips > 0.2, f"names another output when two change places in {flips or 0:.0%} of the pairs"),
         (error is not None and error > 0.2, f"is {error or 0:.2f} off in its confidence"),
     ]
+    for row in card["explained_by"] or ():
+        rules.append((True, f"{_over(row['effect'])} outputs with {row['feature']}: {row['effect']:+.2f} of the scale against raters"))
+    mass = card["mass"]
+    if mass is not None and mass["mean"] < _LITTLE_MASS:
+        rules.append((True, f"puts only {mass['mean']:.0%} of its probability on the words of its scale: it would rather say something else"))
     for name, (what, key, limit) in biases.items():
         bias = card[name]
         rules.append((bias is not None and abs(bias[key]) >= limit and bias["low"] * bias["high"] > 0, f"{what}: {bias and round(bias[key], 3)}"))
@@ -117,6 +127,11 @@ def _same(retest: tuple[Answers, Answers] | None) -> float | None:
     """Share of items that got the same verdict twice."""
     pairs = [] if retest is None else [(a, b) for a, b in zip(retest[0].verdicts, retest[1].verdicts, strict=True) if a is not None and b is not None]
     return sum(a == b for a, b in pairs) / len(pairs) if pairs else None
+
+
+def _mass_on_scale(masses: Sequence[float]) -> dict[str, float] | None:
+    """Mean and lowest probability that the words of the scale had, before they were made to sum to one."""
+    return {"mean": float(np.mean(masses)), "lowest": min(masses)} if masses else None
 
 
 def _flips(answers: Answers, spec: JudgeSpec) -> float | None:
@@ -172,6 +187,25 @@ def _partial(x: np.ndarray, y: np.ndarray, held: np.ndarray) -> float:
     left = [ranks - base * (float(ranks @ base) / square if square else 0.0) for ranks in centred[:2]]
     size = math.sqrt(float(left[0] @ left[0]) * float(left[1] @ left[1]))
     return float(left[0] @ left[1]) / size if size > 1e-9 * len(x) else 0.0
+
+
+def _explained(answers: Answers, items: Sequence[Item], spec: JudgeSpec) -> list[dict[str, Any]] | None:
+    """Words and features that explain the judge minus its raters; on a nominal scale, its errors."""
+    from assay.judges.scan import explained_by
+
+    rows = _people_gap(answers, items, spec)
+    steps = dict(zip(spec.scale, spec.steps, strict=True))
+    people = [math.fsum(steps[label] * share for label, share in item.shares.items()) for item, _ in rows]
+    if any("output" not in item.shown and not {"output_a", "output_b"} <= item.shown.keys() for item, _ in rows):
+        return None
+    outputs = [
+        (str(item.shown["output_a"]), str(item.shown["output_b"])) if "output_b" in item.shown else str(item.shown["output"]) for item, _ in rows
+    ]
+    return explained_by(outputs, [gap for _, gap in rows], people)
+
+
+def _over(effect: float) -> str:
+    return "overrates" if effect > 0 else "underrates"
 
 
 def _length(shown: Any) -> int:

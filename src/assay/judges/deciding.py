@@ -1,7 +1,7 @@
 """Judges as the deciders of a rubric's criteria."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal
 
 import dspy
@@ -13,7 +13,7 @@ from assay.judges.listwise import ListwiseJudge
 from assay.judges.loading import AnyJudge, load_judge
 from assay.judges.pointwise import PointwiseJudge
 from assay.judges.ranking import bradley_terry, pairings, win_rates
-from assay.judges.reading import GUARD, fence, meanings
+from assay.judges.reading import GUARD, meanings, shown_as
 from assay.rubrics import Criterion, Grade, JudgeSpec, NoGrade
 from assay.rubrics.rubric import Resolver
 from assay.traces import Rollout
@@ -39,6 +39,16 @@ class _Asking:
         stack.enter_context(aside(own))
         return stack, own
 
+    @contextmanager
+    def named_failure(self) -> Iterator[None]:
+        """A failure says which judge it is of: its question and its model."""
+        try:
+            yield
+        except Exception as error:
+            what = str(error) if isinstance(error, NoGrade) else f"{type(error).__name__}: {error}"
+            model = getattr(self.judge, "model", None) or getattr(self.lm, "model", self.lm)
+            raise NoGrade(f"judge {self.named[:80]!r} ({model}): {what}") from error
+
 
 class JudgeDecider(_Asking):
     """Grades one criterion by a judge of one output.
@@ -54,7 +64,7 @@ class JudgeDecider(_Asking):
         seen = {**prediction, **task.inputs, "task_input": one_of(task.inputs), "output": output_of(prediction)}
         given = _given(self.judge, seen)
         context, own = self.asking(task, given, rollout)
-        with context:
+        with context, self.named_failure():
             found = self.judge(**given)
             own.prediction = {key: found[key] for key in ("verdict", "confidence", "value")}
         if found.value is None:
@@ -77,7 +87,7 @@ class GroupDecider(_Asking):
         """A grade for each prediction, in order, or why it has none."""
         outputs = [output_of(prediction) for prediction in predictions]
         context, own = self.asking(task, {"task_input": one_of(task.inputs), "outputs": outputs}, next((r for r in rollouts if r), None))
-        with context:
+        with context, self.named_failure():
             values = (self._by_list if isinstance(self.judge, ListwiseJudge) else self._by_pairs)(task, outputs)
             own.prediction = {"values": {str(index): value for index, value in values.items() if not isinstance(value, NoGrade)}}
         said = f"Compared with the others by: {self.judge.spec.text}"
@@ -119,9 +129,9 @@ class Together(_Asking):
 
     def grade_all(self, task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> dict[str, Grade | NoGrade]:
         """A grade for each criterion by name, or why it has none; one call."""
-        given = {"task_input": fence(one_of(task.inputs)), "output": fence(output_of(prediction))}
+        given = {"task_input": shown_as(one_of(task.inputs)), "output": shown_as(output_of(prediction))}
         context, own = self.asking(task, given, rollout)
-        with context, dspy.context(adapter=dspy.JSONAdapter()):
+        with context, self.named_failure(), dspy.context(adapter=dspy.JSONAdapter()):
             found = self.judge(**given)
             own.prediction = {name: found.get(name) for name in self.specs}
         return {name: self._grade(name, spec, found.get(name)) for name, spec in self.specs.items()}
@@ -150,9 +160,9 @@ def output_of(prediction: Mapping[str, Any]) -> Any:
 
 
 def one_of(fields: Any) -> Any:
-    """The value of a single field, else all by name: what people would be shown."""
+    """The value of a single field, else all by name: what people would be shown. Empty text where every field is empty."""
     values = {key: value for key, value in dict(fields).items() if value not in (None, "")}
-    return next(iter(values.values())) if len(values) == 1 else values
+    return next(iter(values.values())) if len(values) == 1 else values or ""
 
 
 class _Resolver:

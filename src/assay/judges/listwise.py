@@ -15,7 +15,7 @@ from assay.errors import ConfigError
 from assay.judges.base import make_spec
 from assay.judges.pairwise import PairwiseJudge
 from assay.judges.ranking import win_rates
-from assay.judges.reading import GUARD, READINGS, VerdictAdapter, fence, reads_probabilities
+from assay.judges.reading import EMPTY, GUARD, READINGS, NoProbabilities, VerdictAdapter, gave_no_probabilities, reads_probabilities, shown_as
 from assay.models import sibling
 from assay.rubrics import JudgeSpec, NoGrade
 
@@ -92,15 +92,22 @@ class ListwiseJudge(dspy.Module):  # type: ignore[misc]
         lm = dspy.settings.lm if self.model is None else sibling(dspy.settings.lm, self.model)
         if lm is None:
             raise ConfigError("no language model is set: use dspy.configure(lm=assay.get_lm(NAME)), or give the judge a model")
-        rng, by_letter = random.Random(self.seed), reads_probabilities(lm, self.reading)
+        rng, asked = random.Random(self.seed), {"task_input": shown_as(task_input) or EMPTY}
+        by_letter = reads_probabilities(lm, self.reading) and not (self.reading == "auto" and gave_no_probabilities(lm))
         found: dict[Any, list[float]] = defaultdict(list)
         reasons = []
         for _ in range(self.orders):
             shown = dict(zip(_LETTERS, rng.sample(list(outputs), len(outputs)), strict=False))
-            lines = "\n".join(f"{letter}: {fence(outputs[key])}" for letter, key in shown.items())
+            lines = "\n".join(f"{letter}: {shown_as(outputs[key]) or EMPTY}" for letter, key in shown.items())
             try:
                 with dspy.context(lm=lm):
-                    values = (self._picked if by_letter else self._graded)({"task_input": fence(task_input), "outputs": lines}, shown)
+                    try:
+                        values = (self._picked if by_letter else self._graded)({**asked, "outputs": lines}, shown)
+                    except NoProbabilities:
+                        if self.reading == "probabilities" or found:
+                            raise
+                        by_letter = not gave_no_probabilities(lm, now=True)
+                        values = self._graded({**asked, "outputs": lines}, shown)
             except (NoGrade, LMError) as error:  # the other orders may still be answered
                 reasons.append(str(error))
                 continue

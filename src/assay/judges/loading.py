@@ -13,6 +13,7 @@ from assay.judges.listwise import ListwiseJudge
 from assay.judges.pairwise import PAIR_SCALE, PairwiseJudge
 from assay.judges.panel import Cascade, Jury
 from assay.judges.pointwise import PointwiseJudge
+from assay.judges.reading import MIN_MASS
 from assay.rubrics import JudgeSpec
 from assay.rubrics.loading import JudgeFile, StrictModel, import_check, load_rubric, parse_yaml
 
@@ -42,6 +43,7 @@ class _JudgeDefinition(JudgeFile):
     style: Literal["auto", "words", "letters"] = "auto"
     reasoning: bool = False
     samples: int = 1
+    min_mass: float = pydantic.Field(MIN_MASS, ge=0, le=1)
     orders: int = 4
     model: str | None = None
     jury: _JuryFile | None = None
@@ -110,14 +112,21 @@ def _single(parsed: _JudgeDefinition) -> AnyJudge:
     spec, given = parsed.spec(), parsed.model_fields_set
     kinds = {"alone": PointwiseJudge, "pairs": PairwiseJudge}
     if parsed.compare == "list":
-        if unused := sorted(given & {"shows", "style", "reasoning", "samples"}):
+        if unused := sorted(given & {"shows", "style", "reasoning", "samples", "min_mass"}):
             raise RubricError(f"a judge of a list has no {', '.join(unused)}; it sees task_input and the outputs")
         return ListwiseJudge(spec, orders=parsed.orders, reading=parsed.reading, model=parsed.model)
     if "orders" in given:
         raise RubricError("orders goes with compare: list")
     chosen: dict[str, Any] = {"shows": parsed.shows} if parsed.shows else {}
     return kinds[parsed.compare](
-        spec, reading=parsed.reading, style=parsed.style, reasoning=parsed.reasoning, samples=parsed.samples, model=parsed.model, **chosen
+        spec,
+        reading=parsed.reading,
+        style=parsed.style,
+        reasoning=parsed.reasoning,
+        samples=parsed.samples,
+        min_mass=parsed.min_mass,
+        model=parsed.model,
+        **chosen,
     )
 
 

@@ -9,6 +9,7 @@ from assay.errors import ConfigError
 from assay.judges.base import Reading
 from assay.judges.calibration import Calibration
 from assay.judges.pointwise import PointwiseJudge
+from assay.judges.reading import MIN_MASS
 from assay.rubrics import JudgeSpec
 
 __all__ = ["PAIR_SCALE", "PairwiseJudge"]
@@ -38,11 +39,15 @@ class PairwiseJudge(PointwiseJudge):
         style: str = "auto",
         reasoning: bool = False,
         samples: int = 1,
+        min_mass: float = MIN_MASS,
         model: str | None = None,
         calibration: Calibration | Mapping[str, Any] | None = None,
     ) -> None:
         asked = {"text": spec, "scale": PAIR_SCALE} if isinstance(spec, str) else spec
-        super().__init__(asked, shows=shows, reading=reading, style=style, reasoning=reasoning, samples=samples, model=model, calibration=calibration)
+        super().__init__(
+            asked, shows=shows, reading=reading, style=style, reasoning=reasoning, samples=samples, min_mass=min_mass, model=model,
+            calibration=calibration,
+        )  # fmt: skip
         if len(self.labels) != 3 or not {"output_a", "output_b"} <= set(self.shows):
             raise ConfigError(
                 "a pairwise judge sees output_a and output_b, and its scale has three words (the first, a tie, the second); "

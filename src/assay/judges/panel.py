@@ -1,7 +1,6 @@
 """Judges made of judges: a jury that votes, and a cascade that asks the stronger judge where the cheap one is unsure."""
 
 import copy
-import importlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from assay.errors import ConfigError
-from assay.judges.base import Judge, Reading, attempt
+from assay.judges.base import Judge, Reading, attempt, rebuilt
 from assay.judges.calibration import Calibration
 from assay.judges.labels import Item
 from assay.rubrics import NoGrade
+from assay.sourcecode import attribute_of, qualified_name
 
 __all__ = ["Cascade", "Jury", "reliability_weights"]
 
@@ -161,15 +161,14 @@ def _all_shown(judges: Sequence[Judge]) -> list[str]:
 
 
 def _named(judge: Judge) -> dict[str, Any]:
-    return {"program": f"{type(judge).__module__}:{type(judge).__qualname__}", "config": judge.config}
+    return {"program": qualified_name(judge), "config": judge.config}
 
 
 def _built(judge: Judge | Mapping[str, Any]) -> Judge:
     """A judge, or one from its name and config."""
     if isinstance(judge, Judge):
         return judge
-    module, _, name = str(judge["program"]).partition(":")
-    found = getattr(importlib.import_module(module), name)
+    found = attribute_of(str(judge["program"]))
     if not (isinstance(found, type) and issubclass(found, Judge)):
         raise ConfigError(f"{judge['program']} is no judge")
-    return found(**judge["config"])
+    return rebuilt(found, judge["config"])

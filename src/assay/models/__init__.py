@@ -3,12 +3,31 @@
 Knows nothing of traces or rubrics: whoever wants to see the calls passes observers (`Call` -> None).
 """
 
-from assay.models.cache import ResponseCache
-from assay.models.calls import Call, call_to_dict
-from assay.models.embedded import LINES
-from assay.models.lm import LanguageModel, count_tokens, get_lm, sample_scope, sibling, spending, supports, with_recording
-from assay.models.meter import Caps, Meter, Usage
-from assay.models.registry import EMBEDDED, EmbeddedModel, find_model, pull_model
+from typing import TYPE_CHECKING
+
+from assay.lazy import attach
+
+if TYPE_CHECKING:
+    from assay.models.cache import ResponseCache
+    from assay.models.calls import Call, call_to_dict
+    from assay.models.embedded import LINES
+    from assay.models.lm import LanguageModel, count_tokens, get_lm, sibling, supports, with_recording
+    from assay.models.meter import Caps, Meter, Usage
+    from assay.models.registry import EMBEDDED, EmbeddedModel, find_model, pull_model
+    from assay.models.scope import sample_scope, spending
+else:
+    __getattr__, __dir__ = attach(
+        __name__,
+        {
+            "cache": "ResponseCache",
+            "calls": "Call call_to_dict",
+            "embedded": "LINES",
+            "lm": "LanguageModel count_tokens get_lm sibling supports with_recording",
+            "meter": "Caps Meter Usage",
+            "registry": "EMBEDDED EmbeddedModel find_model pull_model",
+            "scope": "sample_scope spending",
+        },
+    )
 
 __all__ = [
     "EMBEDDED",

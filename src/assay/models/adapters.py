@@ -18,7 +18,7 @@ from typing import Any
 
 from assay.errors import ConfigError, ModelError
 from assay.models.lora import write_gguf
-from assay.models.registry import find_model, spec
+from assay.models.registry import FILE_PREFIX, find_model, spec
 
 __all__ = ["Adapter", "adapter_home", "check_name", "find_adapter", "keep_adapter", "list_adapters", "served_as", "with_adapters"]
 
@@ -90,6 +90,8 @@ def with_adapters(name: str) -> tuple[str, tuple[Adapter, ...]]:
     Raises:
         ModelError: an adapter is missing, made for another base, or stands after others than it was trained after.
     """
+    if name.startswith(FILE_PREFIX):
+        return spec(name).name, ()
     base, *names = name.removeprefix("embedded/").split("+")
     model = spec(base)
     found = tuple(find_adapter(one) for one in names)

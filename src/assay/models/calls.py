@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from assay.errors import FailureKind
+
 __all__ = ["Call", "Observer", "call_to_dict"]
 
 
@@ -11,7 +13,8 @@ __all__ = ["Call", "Observer", "call_to_dict"]
 class Call:
     """One LM call, answered, refused or served from the response cache.
 
-    `request` and `response` are the canonical lm15 dictionaries, as sent and as received.
+    `request` and `response` are the canonical lm15 dictionaries, as sent and as received; `text` is the text of all parts of the answer, and
+    the response's `provider_data` holds the provider's message where its parts do not say it exactly.
     Token counts are None where the engine did not report them; `cost_usd` is None where no price is known.
     """
 
@@ -22,10 +25,12 @@ class Call:
     response: dict[str, Any] | None = None
     text: str = ""
     error: str | None = None
+    failure: FailureKind | None = None  # set where `error` is
     cached: bool = False
     constrained: bool = False  # the output was held to a schema or grammar
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    thinking_tokens: int | None = None  # of the completion tokens
     token_ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = None  # of the sampled tokens, natural log
     latency_ms: float = 0.0  # of an answer from the cache: what the model once needed for it

@@ -23,8 +23,11 @@ from filelock import FileLock
 
 from assay.errors import MissingExtra, ModelError
 from assay.models.adapters import Adapter, with_adapters
+from assay.models.alternatives import pruned_reply
 from assay.models.lora import write_merged
 from assay.models.registry import EmbeddedModel, find_model, model_home, spec
+from assay.models.scope import current_field
+from assay.models.toolcalls import with_tool_calls
 
 __all__ = ["LINES", "LlamaBackend", "PolicyBackend", "lines_grammar", "server_url"]
 
@@ -143,7 +146,6 @@ class LlamaBackend:
     Thread-safe: calls beyond the number of slots queue in llama.cpp.
     """
 
-    supports_function_calling = False
     supports_reasoning = False
     sampling: Mapping[str, Any] = {}  # goes before what a request says
     supports_response_schema = True
@@ -167,6 +169,7 @@ class LlamaBackend:
         self.path = _merged(self.spec, adapters)
         self.weights = self.spec.sha256
         self.adapters = tuple(one.sha256 for one in adapters)
+        self.supports_function_calling = "tools" in self.spec.chat_template
 
     def __deepcopy__(self, memo: object) -> "LlamaBackend":
         return self
@@ -189,18 +192,23 @@ class LlamaBackend:
             del body["response_format"]
             body["grammar"] = lines_grammar(schema)
         body["logprobs"] = True  # token ids and behaviour log-probabilities belong to every transition
-        body.setdefault("top_logprobs", 1)
+        asked = bool(body.get("top_logprobs"))
+        body["top_logprobs"] = body.get("top_logprobs") or 1
         if body.get("top_p") == 1 and "top_k" not in body:  # asked for all of the distribution
             body |= _UNTRUNCATED
         body |= self.sampling
         raw = self._engine().handle_chat_completions(body)
         raw = json.loads(raw) if isinstance(raw, str | bytes) else raw
+        if body.get("tools"):
+            raw = with_tool_calls(raw, body["tools"])
         if "choices" not in raw:
             error = raw.get("error", raw)
-            message = str(error.get("message", error) if isinstance(error, dict) else error)
-            if "context" in message.lower() and ("exceed" in message.lower() or "size" in message.lower()):
+            told = error if isinstance(error, dict) else {"message": error}
+            message = str(told.get("message", told))
+            if told.get("type") == "exceed_context_size_error":  # llama.cpp's own name of it
                 raise lm15.ContextLengthError(message)
             raise lm15.InvalidRequestError(message)
+        pruned_reply(raw, asked=asked, field=current_field.get())  # before it is parsed: two hundred alternatives a token
         return response_value(raw, "chat", request), self.price_usd
 
     def count_tokens(self, text: str) -> int:

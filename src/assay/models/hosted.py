@@ -11,6 +11,8 @@ from dspy import lm15
 from dspy.clients.execution import execute, prepare
 from dspy.utils.exceptions import ContextWindowExceededError, LMInvalidRequestError, LMServerError
 
+from assay.models.answers import no_answer, text_of
+
 __all__ = ["HostedBackend", "quiet_litellm"]
 
 _DEFAULT_TIMEOUT_S = 120.0  # a server that hangs must not hang the run
@@ -76,12 +78,13 @@ class HostedBackend:
             return answered
 
     def _complete(self, request: lm15.Request) -> tuple[lm15.Response, float | None]:
-        # `execute` (not the public call) because only its result carries the price
-        result = execute(self.lm, prepare(self.lm, request, None, {}))
+        # `execute` (not the public call) because only its result carries the price. Without the caller's stream: the engine above sends the
+        # answer into it, and a second time would double it; a streamed reply is also parsed without its text being kept.
+        with dspy.context(send_stream=None):
+            result = execute(self.lm, prepare(self.lm, request, None, {}))
         response = result.typed(request, self.lm.model_type)
-        raw = response.provider_data
-        if isinstance(raw, dict) and not any(raw.get(key) for key in ("choices", "output", "content", "candidates")) and not response.message.text:
-            raise LMServerError(f"the server's reply holds no answer: {str(raw)[:200]}")
+        if (missing := no_answer(response.provider_data)) is not None and not text_of(response):
+            raise LMServerError(f"the server answered with status 200 and {missing}")
         return response, result.cost
 
     def count_tokens(self, text: str) -> int:

@@ -5,65 +5,52 @@ DSPy's own engine and litellm for any other name), and tells the observers, in t
 """
 
 import asyncio
+import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import time
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextlib import nullcontext
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import dspy
 from dspy import lm15
 from dspy._vendor.lm15.serde import request_to_dict, response_from_dict, response_to_dict
 
+from assay.errors import ModelError
+from assay.models.alternatives import pruned
+from assay.models.answers import exact_response, text_of
 from assay.models.cache import ResponseCache
 from assay.models.calls import Call, Observer
 from assay.models.embedded import LlamaBackend
+from assay.models.failures import failure_of_call
 from assay.models.hosted import HostedBackend
+from assay.models.ledger import Ledger
 from assay.models.meter import Meter
+from assay.models.roles import is_embedded, with_local_key
+from assay.models.scope import current_field, current_prices, current_sample, sample_scope
+from assay.models.streaming import events_in_pieces
+from assay.models.transports import accounted
 
 __all__ = [
     "LanguageModel",
     "RecordingEngine",
+    "bill_answered",
     "count_tokens",
     "get_lm",
     "lm_over",
-    "sample_scope",
     "sibling",
-    "spending",
     "supports",
     "with_recording",
 ]
 
 _REASONS = "max_completion_tokens"  # how DSPy marks a model that reasons by itself and takes no temperature
+_ADDRESS = ("api_key", "api_base", "base_url")
 _CLIENT_KEYS = ("api_key", "api_base", "base_url", "timeout", "headers", "extra_headers", "api_version")
 NOT_KNOWN = 1.0  # stands for a log-probability, which is never above 0: DSPy takes no NaN
-_sample: ContextVar[int | None] = ContextVar("assay_sample", default=None)
-_prices: ContextVar[list[float] | None] = ContextVar("assay_prices", default=None)
-
-
-@contextmanager
-def sample_scope(sample: int | None) -> Iterator[None]:
-    """Calls inside are the `sample`-th rollout of their task: the cache keeps them apart from the others."""
-    token = _sample.set(sample)
-    try:
-        yield
-    finally:
-        _sample.reset(token)
-
-
-@contextmanager
-def spending() -> Iterator[list[float]]:
-    """Collects the price of every call that is made inside in this thread or task, failed calls included."""
-    prices: list[float] = []
-    token = _prices.set(prices)
-    try:
-        yield prices
-    finally:
-        _prices.reset(token)
 
 
 class RecordingEngine:
@@ -81,6 +68,7 @@ class RecordingEngine:
         self.backend, self.model, self.cache = backend, model, cache
         self.meter, self.observers = meter or Meter(), tuple(observers)
         self.siblings: dict[tuple[str, Any], LanguageModel] = {}
+        self.client: dict[str, Any] = {}  # address and key, in memory alone: models named by a judge are asked there too
 
     def __deepcopy__(self, memo: object) -> "RecordingEngine":
         return self
@@ -91,43 +79,56 @@ class RecordingEngine:
         raise AttributeError(name)
 
     def complete(self, request: lm15.Request) -> lm15.Response:
-        asked, sample, started = request_to_dict(request), _sample.get(), time.time()
-        key = ""
-        if self.cache is not None:
-            key = self.cache.key(
-                asked, weights=self.backend.weights or getattr(self.backend, "address", ""), adapters=self.backend.adapters, sample=sample
-            )
-            if (record := self.cache.get(key)) is not None:
-                response = response_from_dict(record["response"])
-                self.meter.hit()
-                self._tell(
-                    asked, response, ids=record["token_ids"], cached=True, sample=sample, started=started, latency_ms=record.get("latency_ms", 0.0)
-                )
-                return response
-        self.meter.reserve()
-        clock = time.perf_counter()
+        asked, sample = request_to_dict(request), current_sample.get()
+        if self.cache is None:
+            return self._made(request, asked, "", sample)
+        weights, field = self.backend.weights or getattr(self.backend, "address", ""), current_field.get()
+        whole = asked if field is None else {**asked, "alternatives_of": field}
+        key = self.cache.key(whole, weights=weights, adapters=self.backend.adapters, sample=sample)
+        with self.cache.locks.of(key):  # asked twice at once, it is made once
+            record = self.cache.get(key)
+            return self._made(request, asked, key, sample) if record is None else self._cached(record, asked, key, sample)
+
+    def _cached(self, record: dict[str, Any], asked: dict[str, Any], key: str, sample: int | None) -> lm15.Response:
+        """An answer from the response cache. Where this rollout paid for it before the process was killed it is recorded as it was then."""
+        response, replayed = response_from_dict(record["response"]), self.meter.replayed(key)
+        cost = 0.0 if replayed is None else record.get("cost_usd", replayed.cost_usd)
+        if replayed is not None and (prices := current_prices.get()) is not None:
+            prices.append(cost or 0.0)
+        self._tell(
+            asked, response, ids=record["token_ids"], cached=replayed is None, sample=sample, started=time.time(),
+            latency_ms=record.get("latency_ms", 0.0), cost_usd=cost,
+        )  # fmt: skip
+        return response
+
+    def _made(self, request: lm15.Request, asked: dict[str, Any], key: str, sample: int | None) -> lm15.Response:
+        """An answer of the model, counted before it is asked for."""
+        sent, started, clock = self.meter.reserve(key), time.time(), time.perf_counter()
         answered: lm15.Response | None = None
         cost: float | None = None
-        error: str | None = None
+        error: BaseException | None = None
         try:
-            answered, cost = self.backend.complete(request)
+            with accounted() if self.observers else nullcontext():
+                answered, cost = self.backend.complete(request)
+            answered = pruned(answered, current_field.get())
         except BaseException as failure:
-            error = f"{type(failure).__name__}: {failure}"
+            error = failure
             raise
         finally:  # what a call cost is counted also when it failed
-            usage = answered.usage if answered is not None else lm15.Usage()
-            self.meter.settle(prompt_tokens=usage.input_tokens, completion_tokens=usage.output_tokens, cost_usd=cost, failed=answered is None)
-            if (prices := _prices.get()) is not None:
-                prices.append(cost or 0.0)
-            ids = _token_ids(answered)
+            usage, ids = answered.usage if answered is not None else lm15.Usage(), _token_ids(answered)
             latency_ms = (time.perf_counter() - clock) * 1000
+            if self.cache is not None and answered is not None:  # before it is settled: an answer that is paid for is never lost
+                self.cache.put(key, asked=asked, record={"response": _kept(answered), "token_ids": ids, "latency_ms": latency_ms, "cost_usd": cost})
+            self.meter.settle(
+                sent, prompt_tokens=usage.input_tokens, completion_tokens=usage.output_tokens, cost_usd=cost, failed=answered is None
+            )  # fmt: skip
+            if (prices := current_prices.get()) is not None:
+                prices.append(cost or 0.0)
             self._tell(asked, answered, ids=ids, error=error, sample=sample, started=started, latency_ms=latency_ms, cost_usd=cost)
-        if self.cache is not None:
-            self.cache.put(key, {"response": response_to_dict(answered), "token_ids": ids, "latency_ms": latency_ms})
         return answered
 
     def stream(self, request: lm15.Request) -> Iterator[Any]:
-        return iter(lm15.response_to_events(self.complete(request)))
+        return events_in_pieces(self.complete(request))
 
     def close(self) -> None:
         pass
@@ -143,7 +144,7 @@ class RecordingEngine:
         latency_ms: float = 0.0,
         cost_usd: float | None = 0.0,
         cached: bool = False,
-        error: str | None = None,
+        error: BaseException | None = None,
     ) -> None:
         if not self.observers:
             return
@@ -153,13 +154,15 @@ class RecordingEngine:
             weights=self.backend.weights,
             adapters=self.backend.adapters,
             request=request,
-            response=response_to_dict(dataclasses.replace(response, logprobs=None)) if response is not None else None,
-            text=_text(response),
-            error=error,
+            response=_kept(dataclasses.replace(response, logprobs=None)) if response is not None else None,
+            text=text_of(response),
+            error=None if error is None else f"{type(error).__name__}: {error}",
+            failure=None if error is None else failure_of_call(error),
             cached=cached,
             constrained="response_format" in request.get("config", {}),
             prompt_tokens=usage.input_tokens,
             completion_tokens=usage.output_tokens,
+            thinking_tokens=usage.reasoning_tokens,
             token_ids=None if ids is None else tuple(ids),
             logprobs=_logprobs(response),
             latency_ms=latency_ms,
@@ -184,7 +187,7 @@ class AsyncRecordingEngine:
         return await asyncio.to_thread(self.engine.complete, request)
 
     async def stream(self, request: lm15.Request) -> Any:
-        for event in lm15.response_to_events(await self.complete(request)):
+        for event in events_in_pieces(await self.complete(request)):
             yield event
 
     async def aclose(self) -> None:
@@ -224,7 +227,7 @@ class LanguageModel(dspy.LM):  # type: ignore[misc]
 
     def _sample(self, kwargs: dict[str, Any]) -> int | None:
         own = kwargs.get("rollout_id", self.kwargs.get("rollout_id"))
-        outer = _sample.get()
+        outer = current_sample.get()
         if own is None or outer is None:
             return outer if own is None else int(own)
         return outer * 1_000_003 + int(own)
@@ -255,26 +258,29 @@ def get_lm(
     """A language model by name.
 
     Args:
-        name: `embedded/NAME`, or any name DSPy and litellm know (`openai/…`, `anthropic/…`, `ollama_chat/…`).
+        name: `embedded/NAME`, a GGUF file as `embedded:FILE`, or any name DSPy and litellm know (`openai/…`, `anthropic/…`, `ollama_chat/…`).
         cache: answers repeated requests; None asks the model every time.
         meter: counts and caps; None counts without a cap.
         temperature: left out for models that refuse one (OpenAI's reasoning models), and so is `max_tokens`.
         max_tokens: of an answer; by default 512 for an embedded model, the provider's own limit for others.
         seed: of the run; each call is sent one that is derived from it, its sample and its messages, where the engine takes one.
-        client: `api_base`, `api_key`, `timeout` and the like, for hosted models.
+        client: `api_base`, `api_key`, `timeout` and the like, for hosted models. A server on this machine or network needs no key.
     Raises:
         ModelError: an embedded model that is unknown, not pulled, or not what its sha256 says.
         MissingExtra: the `embedded` extra is not installed.
     """
     backend: LlamaBackend | HostedBackend
-    if name.startswith("embedded/"):
+    if name.endswith(".gguf") and not is_embedded(name):
+        raise ModelError(f"a model file is named embedded:{name}")
+    if is_embedded(name):
         backend, max_tokens = LlamaBackend(name), max_tokens or 512
     else:
-        hosted = dspy.LM(name, cache=False, num_retries=0, **client)
+        hosted = dspy.LM(name, cache=False, num_retries=0, **with_local_key(name, client))
         if _REASONS in hosted.kwargs:
             temperature = max_tokens = None
         backend = HostedBackend(hosted)
     engine = RecordingEngine(backend, model=name, cache=cache, meter=meter, observers=observers)
+    engine.client = {key: client[key] for key in _ADDRESS if client.get(key)}
     generation: dict[str, Any] = {"temperature": temperature, "max_tokens": max_tokens}
     if seed is not None and "seed" in engine.supported_params:
         generation["seed"] = seed
@@ -296,7 +302,10 @@ def sibling(lm: Any, name: str) -> LanguageModel:
         return get_lm(name)
     engine, seed = lm.recording, lm.kwargs.get("seed")
     if (name, seed) not in engine.siblings:
-        engine.siblings[name, seed] = get_lm(name, cache=engine.cache, meter=engine.meter, observers=engine.observers, seed=seed, temperature=0.1)
+        client: dict[str, Any] = {} if is_embedded(name) else engine.client
+        engine.siblings[name, seed] = get_lm(
+            name, cache=engine.cache, meter=engine.meter, observers=engine.observers, seed=seed, temperature=0.1, **client
+        )
     return engine.siblings[name, seed]
 
 
@@ -311,6 +320,7 @@ def with_recording(
     else:
         backend = _CustomBackend(lm.engine)  # type: ignore[assignment]
     engine = RecordingEngine(backend, model=lm.model, cache=cache, meter=meter, observers=observers)
+    engine.client = lm.recording.client if isinstance(lm, LanguageModel) else {key: lm.kwargs[key] for key in _ADDRESS if lm.kwargs.get(key)}
     generation = {key: value for key, value in lm.kwargs.items() if key not in _CLIENT_KEYS}
     return LanguageModel(
         lm.model,
@@ -349,6 +359,24 @@ class _CustomBackend:
         return int(counter(text)) if counter else _rough_tokens(text)
 
 
+def bill_answered(ledger: Ledger, cache: ResponseCache) -> int:
+    """Settles the calls that a killed process had made and whose answers are in the response cache; returns how many.
+
+    The others never answered: where they are sent again they count as repeated.
+    """
+    billed = 0
+    for sent in ledger.unsettled():
+        record = cache.get(sent.key.hex())
+        if record is None:
+            continue
+        usage = response_from_dict(record["response"]).usage
+        cost = record.get("cost_usd")
+        sent.settle(prompt_tokens=usage.input_tokens, completion_tokens=usage.output_tokens, cost_usd=cost, failed=False)
+        ledger.settled(sent)
+        billed += 1
+    return billed
+
+
 def supports(lm: Any, feature: str) -> bool:
     """Whether the model's engine takes a request parameter (`logprobs`, `seed`, `response_format`, …)."""
     return feature in getattr(lm, "supported_params", ())
@@ -358,9 +386,18 @@ def _rough_tokens(text: str) -> int:
     return (len(text) + 3) // 4
 
 
-@functools.lru_cache(maxsize=65536)
+_COUNTS = 16_384
+_counts: WeakKeyDictionary[Any, OrderedDict[bytes, int]] = WeakKeyDictionary()  # by hash: the prompts themselves would be most of a run's memory
+
+
 def _count(backend: Any, text: str) -> int:
-    return int(backend.count_tokens(text))
+    known, key = _counts.setdefault(backend, OrderedDict()), hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).digest()
+    if (found := known.get(key)) is None:
+        found = known[key] = int(backend.count_tokens(text))
+        if len(known) > _COUNTS:
+            with contextlib.suppress(KeyError):  # another thread took the last one
+                known.popitem(last=False)
+    return found
 
 
 def count_tokens(lm: Any, text: str) -> int:
@@ -379,8 +416,10 @@ def _logprobs(response: lm15.Response | None) -> tuple[float, ...] | None:
     return found if found and max(found) < NOT_KNOWN else None
 
 
-def _text(response: lm15.Response | None) -> str:
-    return (response.message.text or "") if response is not None else ""
+def _kept(response: lm15.Response) -> dict[str, Any]:
+    """The canonical response, with the provider's own message where the parts do not say it exactly."""
+    kept: dict[str, Any] = response_to_dict(exact_response(response), include_provider_data=True)
+    return kept
 
 
 def _token_ids(response: lm15.Response | None) -> list[int] | None:

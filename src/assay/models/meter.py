@@ -1,17 +1,18 @@
 """Counts calls, tokens and dollars by phase, and stops a run at its caps.
 
-The check stands before each call to a model, so a cap is never passed by more than the calls then in flight.
-Answers from the response cache cost nothing and are counted apart.
+A call is counted before it is made, so a cap on calls is never passed, and a cap on tokens or dollars only by the calls then in flight.
+Answers from the response cache cost nothing and are counted apart. With a ledger the counts outlive a kill.
 """
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from assay.errors import BudgetExceeded, Cancelled, ConfigError
+from assay.models.ledger import Ledger, Sent
 
-__all__ = ["Caps", "Meter", "Usage"]
+__all__ = ["Caps", "Meter", "Usage", "spent_before"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,8 @@ class Caps:
 
 @dataclass
 class Usage:
-    """What was spent. `unpriced` calls have no known price and are missing from `cost_usd`."""
+    """What was spent. `calls` are distinct: one that is sent again because the process that had sent it was killed is `repeated`, and its
+    price is part of `cost_usd`, its tokens are not counted twice. `unpriced` calls have no known price and are missing from `cost_usd`."""
 
     calls: int = 0
     cached: int = 0
@@ -40,6 +42,7 @@ class Usage:
     completion_tokens: int = 0
     cost_usd: float = 0.0
     unpriced: int = 0
+    repeated: int = 0
 
     @property
     def tokens(self) -> int:
@@ -51,16 +54,22 @@ def ignore(count: int) -> None:
 
 
 class Meter:
-    """Thread-safe. One per run; phases are whatever the caller names (`search`, `gate`, `test`)."""
+    """Thread-safe. One per run; phases are whatever the caller names (`search`, `gate`, `test`).
 
-    def __init__(self, caps: Caps | None = None, spent: Mapping[str, Usage] | None = None) -> None:
-        self.caps = caps or Caps()
+    Args:
+        spent: what earlier processes of the run spent, by phase.
+        ledger: where each call is written before it is made; None: what is spent is forgotten with the process.
+    """
+
+    def __init__(self, caps: Caps | None = None, spent: Mapping[str, Usage] | None = None, *, ledger: Ledger | None = None) -> None:
+        self.caps, self.ledger = caps or Caps(), ledger
         self.phases: dict[str, Usage] = dict(spent or {})
         self.phase = "search"
         self._lock = threading.RLock()
-        self._in_flight = 0
         self._cancelled = False
         self._asked: dict[str, int] = {}
+        self._held: dict[str, Usage] = {}
+        self._beside: list[Meter] = []
         self.on_call: Callable[[int], None] = ignore  # told of each call, answered by a model or by the cache
 
     def __deepcopy__(self, memo: object) -> "Meter":
@@ -74,6 +83,14 @@ class Meter:
             for part in self.phases.values():
                 for name, value in vars(part).items():
                     setattr(total, name, getattr(total, name) + value)
+        return total
+
+    def _used(self) -> Usage:
+        """What counts against the caps."""
+        total = self.usage
+        for other in self._beside:
+            for name, value in vars(other.usage).items():
+                setattr(total, name, getattr(total, name) + value)
         return total
 
     def of(self, phase: str) -> Usage:
@@ -90,6 +107,23 @@ class Meter:
         finally:
             self.phase = before
 
+    def beside(self, other: "Meter") -> None:
+        """What another meter spends counts against this one's caps as well: for runs that take turns and have one cap."""
+        self._beside.append(other)
+
+    def hold(self, **phases: Usage) -> None:
+        """Keeps a part of the caps for phases that come later, in their order; it replaces what was held before."""
+        self._held = phases
+
+    def _kept(self) -> Usage:
+        """What the phase of now must leave to those after it."""
+        names = list(self._held)
+        later = names[names.index(self.phase) + 1 :] if self.phase in names else names
+        held = [self._held[name] for name in later]
+        return Usage(
+            calls=sum(part.calls for part in held), prompt_tokens=sum(part.tokens for part in held), cost_usd=sum(part.cost_usd for part in held)
+        )
+
     def cancel(self) -> None:
         """Every later call to a model raises `Cancelled`, in whichever thread."""
         self._cancelled = True
@@ -100,7 +134,8 @@ class Meter:
         if self.caps.search_calls is not None:
             left = min(left, self.caps.search_calls - self.asked("search"))
         if self.caps.calls is not None:
-            left = min(left, self.caps.calls - sum(self._asked.values()))
+            asked = sum(count for phase, count in self._asked.items() if phase != "preflight")  # it asks what is asked again
+            left = min(left, self.caps.calls - self._kept().calls - asked)
         return left
 
     def asked(self, phase: str) -> int:
@@ -110,67 +145,103 @@ class Meter:
         """
         return self._asked.get(phase, 0)
 
-    def reserve(self) -> None:
-        """Called before each call to a model.
+    def reserve(self, key: str = "") -> Sent:
+        """Called before each call to a model, which it counts; what it returns is handed to `settle`.
 
+        Args:
+            key: of the request in the response cache; without one the call is not in the ledger.
         Raises:
             BudgetExceeded: the call would pass a cap.
             Cancelled: the run was told to stop.
         """
         with self._lock:  # from reading what was used to counting the call, or two threads would both take the last one
-            self.check()
-            self._in_flight += 1
+            before = self.ledger.known(key) if self.ledger is not None and key else None
+            self.check(counted=before is not None)
+            sent = self.ledger.send(key, self.phase) if self.ledger is not None and key else Sent(b"", 0, "", self.phase)
+            usage = self.of(sent.phase)
+            if before is None:
+                usage.calls += 1
+            else:
+                usage.repeated += 1
             self._asked[self.phase] = self._asked.get(self.phase, 0) + 1
+        return sent
 
-    def check(self) -> None:
-        """Raises what `reserve` would raise, and reserves nothing: for calls that are made and metered elsewhere, and then added."""
+    def check(self, *, counted: bool = False) -> None:
+        """Raises what `reserve` would raise, and reserves nothing: for calls that are made and metered elsewhere, and then added.
+
+        Args:
+            counted: the call is among `calls` already, because an earlier process of this run sent it.
+        """
         if self._cancelled:
             raise Cancelled("the run was stopped")
         with self._lock:
-            used, pending = self.usage, self._in_flight
+            used = self._used()
             search = self.of("search").calls if self.phase == "search" else 0
             if self.caps.cost_usd is not None and used.unpriced:
                 raise BudgetExceeded(
                     f"the cap of ${self.caps.cost_usd:g} cannot be kept: {used.unpriced} calls had no known price. Cap calls or tokens instead",
                     what="dollars",
                 )
-            for what, value, cap in (
-                ("calls", used.calls + pending, self.caps.calls),
-                ("tokens", used.tokens, self.caps.tokens),
-                ("dollars", used.cost_usd, self.caps.cost_usd),
-                ("search calls", search + pending, self.caps.search_calls if self.phase == "search" else None),
+            kept = self._kept()
+            for what, value, cap, later in (
+                ("calls", used.calls - counted, self.caps.calls, kept.calls),
+                ("tokens", used.tokens, self.caps.tokens, kept.tokens),
+                ("dollars", used.cost_usd, self.caps.cost_usd, kept.cost_usd),
+                ("search calls", search - counted, self.caps.search_calls if self.phase == "search" else None, 0),
             ):
-                if cap is not None and value >= cap:
-                    raise BudgetExceeded(f"the cap of {cap:g} {what} is reached", what=what)
+                if cap is None or value < cap - later:
+                    continue
+                if later and value < cap:  # the search's part of the cap is spent, and not the whole of it
+                    raise BudgetExceeded(f"{cap - later:g} of {cap:g} {what} are spent; the rest is kept for gate and test", what="search calls")
+                raise BudgetExceeded(f"the cap of {cap:g} {what} is reached", what=what)
 
-    def add(self, spent: Usage) -> None:
-        """Counts what another meter counted, under the phase of now."""
+    def add(self, spent: Usage, *, name: str = "") -> None:
+        """Counts what another meter counted, under the phase of now.
+
+        Args:
+            name: of what was run elsewhere, for the ledger: what is added again under it was repeated.
+        """
+        new = self.ledger.add(name, self.phase, vars(spent)) if self.ledger is not None and name else True
         usage = self.of(self.phase)
         self.on_call(spent.calls + spent.cached)
         with self._lock:
-            for name, value in vars(spent).items():
-                setattr(usage, name, getattr(usage, name) + value)
+            for field, value in vars(spent if new else Usage(repeated=spent.calls, cost_usd=spent.cost_usd)).items():
+                setattr(usage, field, getattr(usage, field) + value)
             self._asked[self.phase] = self._asked.get(self.phase, 0) + spent.calls + spent.cached
 
-    def settle(self, *, prompt_tokens: int | None, completion_tokens: int | None, cost_usd: float | None, failed: bool) -> None:
+    def settle(
+        self, sent: Sent, *, prompt_tokens: int | None, completion_tokens: int | None, cost_usd: float | None, failed: bool
+    ) -> None:  # fmt: skip
         """Called once after each reserved call, whether it answered or failed."""
-        usage = self.of(self.phase)
+        usage = self.of(sent.phase)
         self.on_call(1)
         with self._lock:
-            self._in_flight -= 1
-            usage.calls += 1
-            usage.errors += failed
-            usage.prompt_tokens += prompt_tokens or 0
-            usage.completion_tokens += completion_tokens or 0
-            if cost_usd is None:
-                usage.unpriced += not failed
-            else:
-                usage.cost_usd += cost_usd
+            before = replace(sent)
+            sent.settle(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, cost_usd=cost_usd, failed=failed)
+            usage.errors += sent.failed - before.failed
+            for name in ("prompt_tokens", "completion_tokens", "cost_usd", "unpriced"):
+                setattr(usage, name, getattr(usage, name) + getattr(sent, name) - getattr(before, name))
+        if self.ledger is not None and sent.key:
+            self.ledger.settled(sent)
 
-    def hit(self) -> None:
-        """Called for each answer from the response cache."""
+    def replayed(self, key: str) -> Sent | None:
+        """Called for each answer from the response cache: the call of this rollout that it replays, which is counted and paid for already.
+        None where it answers another rollout's request: it cost nothing, and is counted as `cached`."""
+        claimed = self.ledger.claim(key) if self.ledger is not None else None
+        new = claimed is None and (self.ledger is None or self.ledger.hit(key, self.phase))
         usage = self.of(self.phase)
         self.on_call(1)
         with self._lock:
-            usage.cached += 1
+            usage.cached += new
             self._asked[self.phase] = self._asked.get(self.phase, 0) + 1
+        return claimed
+
+
+def spent_before(ledger: Ledger) -> dict[str, Usage]:
+    """What a run has spent so far by its ledger, by phase."""
+    found: dict[str, Usage] = {}
+    for phase, values in ledger.totals():
+        usage = found.setdefault(phase, Usage())
+        for name, value in values.items():
+            setattr(usage, name, getattr(usage, name) + value)
+    return found

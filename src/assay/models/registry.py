@@ -3,6 +3,7 @@
 Does not load them: `assay.models.embedded` does.
 """
 
+import difflib
 import hashlib
 import importlib.util
 import os
@@ -35,8 +36,10 @@ class EmbeddedModel:
     hub_repo: str
     wheel: str
     module: str  # import name of the wheel's package; looked up, never imported
+    chat_template: str = ""  # as the file states it, of a model that is given by its file
 
 
+FILE_PREFIX = "embedded:"
 EMBEDDED = {
     "smollm2-135m": EmbeddedModel(
         name="smollm2-135m",
@@ -62,8 +65,16 @@ def model_home() -> Path:
 
 
 def spec(name: str) -> EmbeddedModel:
-    """The entry for a name, with or without the `embedded/` prefix."""
+    """The entry for a name, with or without the `embedded/` prefix, or of a file as `embedded:FILE`.
+
+    Raises:
+        ModelError: no such model or file, or the file is not GGUF.
+    """
+    if name.startswith(FILE_PREFIX):
+        return _of_file(name)
     short = name.removeprefix("embedded/")
+    if short.endswith(".gguf"):
+        raise ModelError(f"a model file is named {FILE_PREFIX}{short}, with a colon")
     if short not in EMBEDDED:
         raise ModelError(f"no embedded model is called {short!r}; there are: {', '.join(sorted(EMBEDDED))}")
     return EMBEDDED[short]
@@ -87,6 +98,24 @@ def _is_genuine(path: Path, model: EmbeddedModel) -> bool:
     return _digest(str(path), stat.st_size, stat.st_mtime_ns) == model.sha256
 
 
+def _of_file(name: str) -> EmbeddedModel:
+    """The entry of a GGUF file by its path; its sha256 stands for its weights in traces, caches and artifacts."""
+    from assay.models.gguffile import read_metadata
+
+    path = Path(name.removeprefix(FILE_PREFIX)).expanduser()
+    if not path.is_file():
+        near = difflib.get_close_matches(path.name, [one.name for one in path.parent.glob("*.gguf")], 1)
+        raise ModelError(f"no such model file: {path}." + (f" Did you mean {near[0]!r}?" if near else " embedded:FILE takes the path of a GGUF file"))
+    path = path.resolve()
+    told, stat = read_metadata(path), path.stat()
+    context = next((int(value) for key, value in told.items() if key.endswith(".context_length")), 0)
+    return EmbeddedModel(
+        name=name, file=str(path), sha256=_digest(str(path), stat.st_size, stat.st_mtime_ns), tokenizer_sha256="", size=stat.st_size, context=context,
+        licence=str(told.get("general.license", "not stated")), hub_repo="", wheel="", module="",
+        chat_template=str(told.get("tokenizer.chat_template") or ""),
+    )  # fmt: skip
+
+
 def find_model(name: str) -> Path:
     """The verified file of an embedded model.
 
@@ -94,6 +123,8 @@ def find_model(name: str) -> Path:
         ModelError: unknown name, not pulled yet, or the file's sha256 is not the expected one.
     """
     model = spec(name)
+    if model.name.startswith(FILE_PREFIX):
+        return Path(model.file)
     pulled = model_home() / model.file
     if _is_genuine(pulled, model):
         return pulled
@@ -120,6 +151,8 @@ def pull_model(name: str, *, say: Say = lambda _: None) -> Path:
     Raises:
         ModelError: no source could give the file with the expected sha256; says what each one answered.
     """
+    if name.startswith(FILE_PREFIX):
+        raise ModelError(f"{name} is a file of your own: there is nothing to pull")
     model = spec(name)
     target = model_home() / model.file
     if _is_genuine(target, model):

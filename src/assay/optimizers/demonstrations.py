@@ -10,18 +10,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dspy
-from scipy import stats
 
 from assay.datasets import Task
 from assay.errors import BudgetExceeded, ModelError
 from assay.optimizers.session import Session, Student
 from assay.programs import ToolAgent
+from assay.programs.compose import ends
 
 __all__ = ["Demonstration", "Exploration", "choose", "explore", "shape", "with_demos"]
 
 _BATCH = 4
 _ALPHA = 0.1
-_HOT = 1.0  # temperature of a further try
+_COOL, _HOT = 0.1, 1.0  # temperatures of a first and of a further try
 _TRIES = 4  # of one task
 _COLD = 8  # runs of a variant without a success, after which tasks are tried hot
 
@@ -69,8 +69,10 @@ class Exploration:
     def adapter(self) -> str | None:
         return self.teacher.settings["adapter"] if self.teacher is not None else None
 
-    def behind(self, adapter: str) -> bool:
+    def behind(self, adapter: str | None) -> bool:
         """Whether runs under this adapter succeeded less often than those under the best one (Fisher's exact test, p < 0.1)."""
+        from scipy import stats
+
         table = [[0, 0], [0, 0]]
         for variant in self.variants:
             if variant["adapter"] in (adapter, self.adapter):
@@ -80,8 +82,8 @@ class Exploration:
         return bool(stats.fisher_exact(table, alternative="less").pvalue < _ALPHA)
 
 
-def teacher_variants(student: Student, adapters: Sequence[str]) -> list[Variant]:
-    """The program as it is, and with each adapter; a tool agent also with the tool made to happen, in one turn."""
+def teacher_variants(student: Student, adapters: Sequence[str | None]) -> list[Variant]:
+    """The program with each adapter, at a low temperature; a tool agent also with the tool made to happen, in one turn."""
     settings: list[tuple[str | None, dict[str, Any]]] = []
     if isinstance(student.program, ToolAgent):
         settings += [(adapter, {"tool_usage_threshold": 0.0, "max_steps": 2}) for adapter in adapters]
@@ -91,8 +93,7 @@ def teacher_variants(student: Student, adapters: Sequence[str]) -> list[Variant]
     variants = []
     for adapter, parameters in settings:
         teacher = Student(copy.deepcopy(student.program), student.session, adapter=adapter)
-        if parameters:
-            teacher.set_parameters(parameters)
+        teacher.set_parameters({"temperature": _COOL, **parameters})
         variants.append(Variant(teacher, {"adapter": adapter, **parameters}))
     return variants
 
@@ -102,7 +103,7 @@ def explore(
     tasks: Sequence[Task],
     session: Session,
     *,
-    adapters: Sequence[str],
+    adapters: Sequence[str | None],
     want: int = 12,
     max_calls: float = float("inf"),
     threshold: float = 0.8,
@@ -267,8 +268,7 @@ def with_demos(student: Student, demonstrations: Sequence[Demonstration], *, ada
         for name, given, output in demonstration.steps:
             calls[name].append({**given, **output})
         for name, runs in calls.items():
-            ends = runs if len(runs) == 1 else [runs[0], runs[-1]]
-            shown[name] += [dspy.Example(augmented=True, **fields) for fields in ends]
+            shown[name] += [dspy.Example(augmented=True, **fields) for fields in ends(runs)]
     for name, predictor in compiled.program.named_predictors():
         predictor.demos = list(shown[name])
     return compiled

@@ -8,10 +8,11 @@ import dspy
 from assay.datasets import Splits
 from assay.models import count_tokens
 from assay.models.hosted import quiet_litellm
+from assay.models.roles import is_embedded
 from assay.optimizers.session import Session, Student
 from assay.programs import ToolAgent
 
-__all__ = ["Estimate", "estimate_compile"]
+__all__ = ["Estimate", "estimate_compile", "price_of"]
 
 _OUTPUT_TOKENS = 40
 
@@ -51,15 +52,16 @@ def estimate_compile(student: Student, splits: Splits, session: Session, *, demo
     shown = count_tokens(session.lm, str(dict(task.inputs))) + count_tokens(session.lm, str(dict(task.expected)))
     prompt = 120 + shown * (1 + demos)
     shares = [(session.lm, calls - judged), *([(session.judge_lm or session.lm, judged)] if judged else [])]
-    prices = [_price(lm, count * prompt, count * _OUTPUT_TOKENS) for lm, count in shares]
-    if session.prompt_lm is not None and _price(session.prompt_lm, 1, 1) != 0:
+    prices = [price_of(lm, count * prompt, count * _OUTPUT_TOKENS) for lm, count in shares]
+    if session.prompt_lm is not None and price_of(session.prompt_lm, 1, 1) != 0:
         prices.append(None)  # how often a reflecting model is asked is not known before
     known = [price for price in prices if price is not None]
     return Estimate(search, calls, calls * (prompt + _OUTPUT_TOKENS), sum(known) if len(known) == len(prices) else None)
 
 
-def _price(lm: Any, prompt_tokens: int, completion_tokens: int) -> float | None:
-    if lm.model.startswith("embedded/"):
+def price_of(lm: Any, prompt_tokens: int = 1, completion_tokens: int = 1) -> float | None:
+    """Dollars for so many tokens, 0 for embedded models, None where no price is known."""
+    if is_embedded(lm.model):
         return 0.0
     try:
         return float(sum(quiet_litellm().cost_per_token(model=lm.model, prompt_tokens=prompt_tokens, completion_tokens=completion_tokens)))

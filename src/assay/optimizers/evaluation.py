@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,14 +10,15 @@ import numpy as np
 
 from assay.datasets import Task
 from assay.errors import Cancelled
-from assay.optimizers.executors import in_threads
+from assay.optimizers.executors import in_threads, pairs_in_threads
 from assay.optimizers.metrics import Budget, TaskRun, measure, run_of
 from assay.optimizers.session import Session, Student
 from assay.optimizers.statistics import mean_interval
 from assay.rubrics import ScoreResult
+from assay.rubrics.coverage import coverage_report
 from assay.rubrics.scoring import mean_result
 
-__all__ = ["Evaluation", "evaluate"]
+__all__ = ["Evaluation", "evaluate", "evaluate_pairs"]
 
 
 @dataclass
@@ -68,6 +69,13 @@ class Evaluation:
         self.runs.update(other.runs)
         self._samples.update(other._samples)
 
+    def only(self, task_ids: Collection[str]) -> "Evaluation":
+        """The results of some of the tasks."""
+        wanted = set(task_ids)
+        parts = ("results", "task_types", "tokens", "calls", "cost_usd", "_samples")
+        kept = {name: {key: value for key, value in getattr(self, name).items() if key in wanted} for name in parts}
+        return Evaluation(**kept, runs={key: run for key, run in self.runs.items() if key[0] in wanted})
+
     def take(self, task: Task, prediction: Any) -> None:
         """Takes in a scored run of one task; another one of the same task is another sample."""
         samples, rollout = self._samples.setdefault(task.id, []), prediction._rollout
@@ -87,6 +95,13 @@ class Evaluation:
             error=None if not math.isnan(score) else prediction._result.failed or prediction._result.feedback,
         )
 
+    def arrange(self, order: Sequence[str]) -> None:
+        """Puts tasks into this order, whichever were done first; others stay before them."""
+        last = {task_id: place for place, task_id in enumerate(order)}
+        for by_task in (self.results, self.task_types, self.tokens, self.calls, self.cost_usd, self._samples):
+            _reorder(by_task, sorted(by_task, key=lambda task_id: last.get(task_id, -1)))
+        _reorder(self.runs, sorted(self.runs, key=lambda key: (key[1], last.get(key[0], -1))))
+
     def criteria(self) -> dict[str, float | None]:
         """Mean grade of each final criterion over the tasks where it was decided."""
         grades: dict[str, list[float]] = defaultdict(list)
@@ -95,17 +110,12 @@ class Evaluation:
                 grades[name] += [] if math.isnan(value) else [value]
         return {name: float(np.mean(values)) if values else None for name, values in grades.items()}
 
-    def undecided(self) -> dict[str, dict[str, Any]]:
-        """Final criteria that were not decided on some tasks: on how many (`n`), and the commonest `reason`."""
-        reasons: dict[str, list[str]] = defaultdict(list)
-        for result in self.results.values():
-            for verdict in result.verdicts:
-                if verdict.grade is None and result.failed is None:
-                    reasons[verdict.criterion].append(verdict.reason)
-        return {name: {"n": len(found), "reason": Counter(found).most_common(1)[0][0]} for name, found in reasons.items()}
+    def coverage(self) -> dict[str, Any]:
+        """`coverage` and `undecided` over all runs: see `assay.rubrics.coverage`."""
+        return coverage_report(result for samples in (self._samples or {"": list(self.results.values())}).values() for result in samples)
 
     def report(self, *, budget: Budget | None = None) -> dict[str, Any]:
-        """JSON-ready: `score`, `interval`, `n`, `unscored`, `failed`, `why_failed`, `undecided`, `criteria`, `metrics`, `task_types`,
+        """JSON-ready: `score`, `interval`, `n`, `unscored`, `failed`, `why_failed`, `coverage`, `undecided`, `criteria`, `metrics`, `task_types`,
         means of calls and tokens, dollars."""
         by_type: dict[str, list[float]] = defaultdict(list)
         for task_id, value in self.scores.items():
@@ -119,7 +129,7 @@ class Evaluation:
             "unscored": self.unscored,
             "failed": len(reasons),
             "why_failed": Counter(reasons).most_common(1)[0][0] if reasons else None,
-            "undecided": self.undecided(),
+            **self.coverage(),
             "criteria": self.criteria(),
             "metrics": measure(list(self.runs.values()), budget=budget).to_dict(),
             "task_types": {kind: float(np.mean(values)) if values else None for kind, values in sorted(by_type.items())},
@@ -129,13 +139,20 @@ class Evaluation:
         }
 
 
+def _reorder(values: dict[Any, Any], order: Sequence[Any]) -> None:
+    for key in order:
+        values[key] = values.pop(key)
+
+
 def evaluate(
-    student: Student, tasks: Sequence[Task], session: Session, *, name: str = "evaluate", samples: int = 1, into: Evaluation | None = None
+    student: Student, tasks: Sequence[Task], session: Session, *, name: str = "evaluate", samples: int = 1, into: Evaluation | None = None,
+    known: Mapping[str, Any] | None = None,
 ) -> Evaluation:  # fmt: skip
     """Runs and scores `tasks`, several at a time. The results go `into` an evaluation, also those of a run that stops midway.
 
     Args:
         samples: runs of each task; the first is the one that a single run would be.
+        known: scored predictions by task id that an earlier process made; those tasks are not run again. Goes with one sample.
     Raises:
         BudgetExceeded, Cancelled: what was finished before is in the store.
     """
@@ -144,16 +161,47 @@ def evaluate(
     with session.progress.bar(name, samples * len(tasks)) as advance:
         for sample in range(samples):
             runner = student if sample == 0 else student.another(sample)
-            found: dict[str, Any] = {}
+            ahead = dict(known or {})
+            for task in tasks:
+                if task.id in ahead:
+                    evaluation.take(task, ahead[task.id])
             try:
-                for task, prediction in execute(runner, tasks, session):
-                    found[task.id] = prediction
-                    advance(1)
+                with runner.unchanged():
+                    for task, prediction in execute(runner, [task for task in tasks if task.id not in ahead], session):
+                        evaluation.take(task, prediction)  # at once: predictions hold whole prompts and answers
+                        advance(1)
             except KeyboardInterrupt:
                 session.meter.cancel()
                 raise Cancelled("stopped by the user") from None
             finally:
-                for task in tasks:
-                    if task.id in found:
-                        evaluation.take(task, found[task.id])
+                evaluation.arrange([task.id for task in tasks])
     return evaluation
+
+
+def evaluate_pairs(pairs: Sequence[tuple[Student, Task]], session: Session, *, name: str = "evaluate") -> list[Any]:
+    """Runs and scores each program on its task, all pairs at once as far as there are threads; predictions in the order of the pairs.
+
+    Raises:
+        BudgetExceeded, Cancelled: what was finished before is in the store.
+    """
+    session.know([task for _, task in pairs])
+    found: dict[int, Any] = {}
+    with session.progress.bar(name, len(pairs)) as advance:
+        try:
+            if session.executor is None:
+                for place, prediction in pairs_in_threads(pairs, session):
+                    found[place] = prediction
+                    advance(1)
+            else:  # hosts are sent one program at a time
+                places: dict[int, list[int]] = defaultdict(list)
+                for place, (student, _) in enumerate(pairs):
+                    places[id(student)].append(place)
+                for group in places.values():
+                    by_task = {pairs[place][1].id: place for place in group}
+                    for task, prediction in session.executor(pairs[group[0]][0], [pairs[place][1] for place in group], session):
+                        found[by_task[task.id]] = prediction
+                        advance(1)
+        except KeyboardInterrupt:
+            session.meter.cancel()
+            raise Cancelled("stopped by the user") from None
+    return [found[place] for place in range(len(pairs))]

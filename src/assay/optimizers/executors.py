@@ -5,7 +5,7 @@ import importlib.metadata
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,11 @@ from assay.datasets import Task
 from assay.errors import ConfigError, MissingExtra, ModelError
 from assay.models.meter import Usage
 from assay.optimizers.session import Session, Student
+from assay.sourcecode import is_private
 from assay.traces import Rollout, Transition
+from assay.traces.missed import Unrecorded
 
-__all__ = ["EXECUTORS", "RayExecutor", "in_threads"]
+__all__ = ["EXECUTORS", "RayExecutor", "in_threads", "pairs_in_threads"]
 
 EXECUTORS = ("threads", "ray")
 _LOSSES = 2  # hosts that may be lost under one task before it is held to be the cause
@@ -25,18 +27,22 @@ _LOSSES = 2  # hosts that may be lost under one task before it is held to be the
 
 def in_threads(student: Student, tasks: Sequence[Task], session: Session) -> Iterator[tuple[Task, Any]]:
     """Runs the tasks, `session.threads` at a time, and gives each with its scored prediction as it is done."""
+    for place, prediction in pairs_in_threads([(student, task) for task in tasks], session):
+        yield tasks[place], prediction
 
-    def one(task: Task) -> tuple[Task, Any]:
+
+def pairs_in_threads(pairs: Sequence[tuple[Student, Task]], session: Session) -> Iterator[tuple[int, Any]]:
+    """Runs each program on its task, `session.threads` pairs at a time, and gives each pair's place with its scored prediction."""
+
+    def one(place: int) -> tuple[int, Any]:
+        student, task = pairs[place]
         with session.context():
-            return task, student(**dict(task.inputs))
+            return place, student(**dict(task.inputs))
 
     pool = ThreadPoolExecutor(max_workers=max(1, session.threads), thread_name_prefix="assay")
     try:
-        waiting = {pool.submit(contextvars.copy_context().run, one, task) for task in tasks}
-        while waiting:
-            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield future.result()
+        for future in as_completed([pool.submit(contextvars.copy_context().run, one, place) for place in range(len(pairs))]):
+            yield future.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
@@ -55,7 +61,7 @@ class Report:
     rollouts: list[Rollout]
     transitions: list[tuple[str, Transition]]
     spent: Usage
-    unseen: int
+    unrecorded: Unrecorded
 
 
 @dataclass
@@ -88,26 +94,33 @@ class Host:
     def __init__(self, make: Callable[[Outbox], Session]) -> None:
         self.outbox = Outbox()
         self.session = make(self.outbox)
-        self._sent, self._unseen, self._reports, self._lock = Usage(), 0, 0, threading.Lock()
+        self._sent, self._missed, self._reports, self._lock = Usage(), 0, 0, threading.Lock()
 
-    def run(self, program: dspy.Module, student: dict[str, Any], task: Task, split: str, phase: str) -> Report:
+    def run(self, program: dspy.Module, student: dict[str, Any], task: Task, split: str, place: tuple[str, str]) -> Report:
         session = self.session
         session.know([task], split)
-        session.recorder.phase = phase
+        session.recorder.phase, session.recorder.scope = place
         copy = Student(program, session, adapter=student["adapter"], sample=student["sample"])
         copy.set_parameters(student["parameters"])
         copy.group = student["group"]
         with session.context():
             prediction = copy(**dict(task.inputs))
         with self._lock:
-            usage, unseen = session.meter.usage, session.recorder.unseen
+            usage, missed = session.meter.usage, session.recorder.unrecorded
             spent = Usage(**{name: value - getattr(self._sent, name) for name, value in vars(usage).items()})
             rollouts, transitions = self.outbox.emptied()
             self._reports += 1
             report = Report(
-                self._reports, prediction._rollout, prediction._result, prediction._has_tools, rollouts, transitions, spent, unseen - self._unseen
+                self._reports,
+                prediction._rollout,
+                prediction._result,
+                prediction._has_tools,
+                rollouts,
+                transitions,
+                spent,
+                Unrecorded(missed.calls - self._missed, missed.reason),
             )
-            self._sent, self._unseen = usage, unseen
+            self._sent, self._missed = usage, missed.calls
         return report
 
 
@@ -140,6 +153,7 @@ class RayExecutor:
                 raise ConfigError(f"no Ray cluster could be joined or started: {error}. RAY_ADDRESS names one that runs") from error
         _by_value({str(getattr(part, "__module__", "")) for part in carried}, ray)
         self.hosts = self._hosts(make)
+        self._evaluations = 0
         self._newest: dict[Any, int] = {}  # by record, the number of the report it came in
 
     def _hosts(self, make: Callable[[Outbox], Session]) -> list[Any]:
@@ -166,6 +180,9 @@ class RayExecutor:
         _by_value({type(part).__module__ for part in parts}, self.ray)
         program = self.ray.put(student.program)
         settings = {**student.settings, "sample": student.sample, "group": student.group}
+        # hosts cannot number rollouts that are alike over all of them: each evaluation is a scope of its own
+        self._evaluations += 1
+        place = (session.recorder.phase, f"{session.recorder.scope}/{self._evaluations}")
         left, lost = list(reversed(tasks)), dict.fromkeys((task.id for task in tasks), 0)
         working: dict[Any, tuple[Task, Any]] = {}
         free = [host for host in self.hosts for _ in range(self.threads)]
@@ -175,7 +192,7 @@ class RayExecutor:
                     session.meter.check()
                     task, host = left.pop(), free.pop(0)
                     split = session.split_of.get(task.content_hash, "")
-                    working[host.run.remote(program, settings, task, split, session.recorder.phase)] = (task, host)
+                    working[host.run.remote(program, settings, task, split, place)] = (task, host)
                 if not working:
                     raise ModelError("every host of the Ray cluster is gone; what was finished is in the store. Go on with --resume")
                 for reference in self.ray.wait(list(working), num_returns=1)[0]:
@@ -203,7 +220,7 @@ class RayExecutor:
         except errors.RayTaskError as error:
             raise error.cause if isinstance(error.cause, BaseException) else ModelError(str(error)) from error
         except errors.ActorDiedError as error:
-            if "__init__" in str(error):
+            if error.actor_init_failed:  # its own `__init__` raised
                 raise ModelError(f"a host of the Ray cluster could not begin: {str(error).strip().splitlines()[-1]}") from error
             return None
         except errors.RayActorError:
@@ -220,8 +237,8 @@ class RayExecutor:
 
         rollouts = [rollout for rollout in report.rollouts if is_newest(rollout.id)]
         transitions = [(rollout_id, step) for rollout_id, step in report.transitions if is_newest((rollout_id, step.t))]
-        session.recorder.take_in(rollouts, transitions, unseen=report.unseen)
-        session.meter.add(report.spent)
+        session.recorder.take_in(rollouts, transitions, unrecorded=report.unrecorded)
+        session.meter.add(report.spent, name=report.rollout.id)
         prediction = dspy.Prediction(**(report.rollout.prediction or {}))
         prediction._rollout, prediction._result, prediction._has_tools = report.rollout, report.result, report.has_tools
         return prediction
@@ -231,5 +248,6 @@ def _by_value(modules: Collection[str], ray: Any) -> None:
     """What comes from a file of the user's travels with its code: the other hosts do not have the file."""
     installed = {"assay", "__main__", *sys.stdlib_module_names, *importlib.metadata.packages_distributions()}
     for name in modules:
-        if name.partition(".")[0] not in installed and name in sys.modules:
-            ray.cloudpickle.register_pickle_by_value(sys.modules[name])
+        top = name.partition(".")[0]
+        if top not in installed and name in sys.modules:
+            ray.cloudpickle.register_pickle_by_value(sys.modules[top if is_private(name) else name])  # with the helpers beside it

@@ -3,11 +3,13 @@
 import contextvars
 import copy
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+from assay.errors import FailureKind
 from assay.judges import Judge
 from assay.judges.agreement import Answers
 from assay.judges.calibration import Calibration, expected_step
@@ -36,6 +38,14 @@ class Judged:
     def unscored(self) -> int:
         return sum(verdict is None for verdict in self.answers.verdicts)
 
+    def coverage(self, judge: Judge, rows: Sequence[int] | None = None) -> dict[str, Any]:
+        """`coverage` and `undecided` as `assay.rubrics.coverage` gives them of a rubric; of some `rows` only, where given."""
+        reasons = [self.reasons[row] for row in (range(len(self.reasons)) if rows is None else rows) if self.answers.verdicts[row] is None]
+        of = len(self.reasons) if rows is None else len(rows)
+        name = f"judge {judge.spec.text[:80]!r}"
+        gap = {"n": len(reasons), "of": of, "reason": Counter(reasons).most_common(1)[0][0]} if reasons else None
+        return {"coverage": 1 - len(reasons) / of if of else 1.0, "undecided": {name: gap} if gap else {}}
+
 
 def judge_items(judge: Judge, items: Sequence[Item], session: Session, *, name: str, split: str = "") -> Judged:
     """Asks the judge about every item, several at a time; each is a rollout in the store. What fails is unscored.
@@ -56,9 +66,9 @@ def judge_items(judge: Judge, items: Sequence[Item], session: Session, *, name: 
             try:
                 if missing := [name for name in judge.shows if name.startswith("output") and name not in item.shown]:
                     raise NoGrade(f"the judge sees {list(judge.shows)}, and the item has no {', '.join(missing)}")
-                found = judge(**{name: item.shown.get(name, "") for name in judge.shows})
+                found = judge(**{name: item.shown.get(name) for name in judge.shows})  # None: not there, and not shown
             except Exception as error:  # a verdict that fails is no verdict; the reason is kept
-                rollout.status, rollout.error = "error", f"{type(error).__name__}: {error}"
+                rollout.status, rollout.error, rollout.failure = "error", f"{type(error).__name__}: {error}", FailureKind.JUDGE
                 parts[index] = (None, rollout.error, prices)  # type: ignore[call-overload]
                 return
             finally:

@@ -5,9 +5,11 @@ import functools
 import itertools
 import json
 import math
+import os
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,14 @@ from assay.errors import BudgetExceeded, ConfigError, ModelError
 from assay.judges import Cascade, Judge, Jury, PointwiseJudge, reliability_weights
 from assay.judges.agreement import MEASURES, Agreement, agreement, ceiling, kappas, measure_gain, objective_of, oriented
 from assay.judges.audit import ATTACK
+from assay.judges.base import rebuilt
 from assay.judges.calibration import METHODS, Calibration, expected_step, fit
 from assay.judges.labels import Item, LabelSplits
 from assay.judges.panel import RULES
-from assay.judges.reading import STYLES, fence, tell_apart
+from assay.judges.reading import STYLES, shown_as, tell_apart
 from assay.optimizers.judged import Judged, joined, judge_items, only, recalibrated
+from assay.optimizers.proposals import Watch
+from assay.optimizers.repairs import repaired_dspy
 from assay.optimizers.session import Session, Student
 from assay.optimizers.teleprompters import OPTIMIZERS, Proposal, check_optimizer, propose
 from assay.rubrics import Criterion, Grade, Rubric
@@ -36,8 +41,6 @@ _LEASTS = (0.5, 0.6, 0.7, 0.8, 0.9)  # confidences of the first judge of a casca
 _SLACK = 0.005  # how much better a costlier candidate must be on val
 _FOLDS = 5
 _LOST = 0.02  # share of the items on which one judge may give fewer verdicts than another that it is held against
-
-
 _NO_JUDGES = ("knn", "ensemble")  # optimizers whose result is no judge
 
 
@@ -86,7 +89,7 @@ def item_tasks(items: Sequence[Item], judge: Judge) -> list[Task]:
     """Items as tasks of the judge as a program: what it sees goes in, the label most raters gave is expected."""
     return [
         Task(
-            id=item.id[:200], task_type=item.modes[0], inputs={name: item.shown.get(name, "") for name in judge.shows},
+            id=item.id[:200], task_type=item.modes[0], inputs={name: item.shown.get(name) for name in judge.shows},
             expected={"verdict": item.modes[0]}, metadata={"shares": item.shares, "rationales": item.rationales},
         )
         for item in items
@@ -112,16 +115,21 @@ def agreement_rubric(spec: JudgeSpec) -> Rubric:
     return Rubric("agreement", [Criterion(name="agrees", check=agrees)])
 
 
-def compile_judge_prompts(judge: Judge, splits: LabelSplits, session: Session, config: JudgeConfig) -> JudgeOutcome:
+def compile_judge_prompts(
+    judge: Judge, splits: LabelSplits, session: Session, config: JudgeConfig, *, folder: Path | None = None, on_open: Callable[[], Any] | None = None
+) -> JudgeOutcome:  # fmt: skip
     """Compiles a judge against people's labels and reports it on the sealed test items.
 
     A cap that is reached while searching ends the search; the best so far goes on as far as the cap allows.
 
+    Args:
+        folder: where what DSPy's optimizers print is kept; None drops it.
+        on_open: called before the test items are judged.
     Raises:
         ModelError: no verdict could be read at all: the model or its server is at fault.
         Cancelled: the user stopped the run; what was judged is in the response cache.
     """
-    search = _Search(judge, splits, session, config)
+    search = _Search(judge, splits, session, config, folder)
     stopped = None
     with session.phase("search"):
         try:
@@ -136,6 +144,8 @@ def compile_judge_prompts(judge: Judge, splits: LabelSplits, session: Session, c
     outcome.ceiling = ceiling(splits.test, judge.spec, seed=session.seed)
     try:
         _decide(outcome, splits, session)
+        if on_open is not None:
+            on_open()
         _report(outcome, splits, session)
     except BudgetExceeded as cap:
         outcome.stopped = str(cap)
@@ -188,8 +198,8 @@ class _Candidate:
 class _Search:
     """Prompts first, each with and without calibration; the simplest of those that agree best on val."""
 
-    def __init__(self, judge: Judge, splits: LabelSplits, session: Session, config: JudgeConfig) -> None:
-        self.judge, self.splits, self.session, self.config = judge, splits, session, config
+    def __init__(self, judge: Judge, splits: LabelSplits, session: Session, config: JudgeConfig, folder: Path | None) -> None:
+        self.judge, self.splits, self.session, self.config, self.folder = judge, splits, session, config, folder
         self.objective = config.objective or objective_of(judge.spec)
         self.candidates: list[_Candidate] = []
         self.notes: list[str] = []
@@ -229,7 +239,11 @@ class _Search:
         forms: list[tuple[str, Judge]] = []
         for style in STYLES[1:] if tell_apart(self.judge.labels) else STYLES[2:]:
             for demos in ([], shown):
-                judge = self._variant(style, demos)
+                try:
+                    judge = self._variant(style, demos)
+                except ConfigError as error:  # a class of one's own that has one style
+                    self.notes.append(f"no other style was tried: {error}")
+                    continue
                 if demos or style != self.judge.style:
                     forms.append((f"{style}{f', {len(demos)} labelled demos' if demos else ''}", judge))
         return forms
@@ -247,7 +261,8 @@ class _Search:
 
     def _variant(self, style: str, demos: Sequence[Mapping[str, Any]]) -> PointwiseJudge:
         assert isinstance(self.judge, PointwiseJudge)
-        judge = type(self.judge)(**{**self.judge.config, "style": style})
+        judge = rebuilt(type(self.judge), {**self.judge.config, "style": style})
+        assert isinstance(judge, PointwiseJudge)
         judge.load_state(self.judge.dump_state())
         judge.decide.demos = [dict(demo) for demo in demos] or judge.decide.demos
         return judge
@@ -260,16 +275,20 @@ class _Search:
             groups[item.modes[0]].append(item)
         chosen = [item for group in groups.values() for item in group[: self.config.demos]]
         np.random.default_rng(self.session.seed).shuffle(chosen)
-        return [{**{name: fence(item.shown.get(name, "")) for name in self.judge.shows}, "verdict": item.modes[0]} for item in chosen]
+        return [{**{name: shown_as(item.shown.get(name)) for name in self.judge.shows}, "verdict": item.modes[0]} for item in chosen]
 
     def _proposed(self, name: str) -> Judge:
         train, val = item_tasks(self.splits.train, self.judge), item_tasks(self.splits.val[:50], self.judge)
         self.session.know(train, "train")
         self.session.know(val, "val")
         proposal = Proposal(Student(copy.deepcopy(self.judge), self.session), train, val, self.session, threshold=0.5, demos=self.config.demos * 2)
-        compiled = propose(name, proposal).program
+        watch = Watch(self.judge, self.session.lm)
+        log = self.folder / "dspy.log" if self.folder is not None else Path(os.devnull)
+        with open(log, "a") as file, repaired_dspy(file, self.session.seed, watch=watch), watch.listening(self.session.lm, self.session.prompt_lm):
+            compiled = propose(name, proposal).program
         if not isinstance(compiled, Judge):
             raise ConfigError(f"{name} makes another program around the judge, and what is compiled must be a judge")
+        self.notes += watch.checked(compiled, self.judge, train)
         return compiled
 
     def _try(self, name: str, judge: Judge) -> None:
@@ -305,7 +324,7 @@ class _Search:
         shown = {json.dumps({key: demo.get(key) for key in judge.shows}) for predictor in judge.predictors() for demo in predictor.demos}
         pool, fixed = list[int](), list[int]()
         for row, item in enumerate(train):
-            if json.dumps({key: fence(item.shown.get(key, "")) for key in judge.shows}) in shown:
+            if json.dumps({key: shown_as(item.shown.get(key)) for key in judge.shows}) in shown:
                 continue
             (fixed if proposed or ATTACK in item.id else pool).append(row)
         return [*pool, *range(len(train), len(train) + len(val))], fixed

@@ -7,7 +7,7 @@ where it stopped (`resume`), and everything before is answered from the response
 import copy
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,31 +17,42 @@ from assay.datasets import Splits, Task
 from assay.datasets.tasks import content_hash
 from assay.errors import BudgetExceeded, ConfigError, ModelError, OptimizerError
 from assay.models.meter import ignore
-from assay.optimizers.comparison import compare
-from assay.optimizers.demonstrations import Demonstration, choose, explore, with_demos
+from assay.optimizers.candidates import Candidate, SearchSpace
+from assay.optimizers.comparison import Comparison, compare, ended_early
+from assay.optimizers.demonstrations import Demonstration, explore
+from assay.optimizers.estimate import price_of
 from assay.optimizers.evaluation import Evaluation, evaluate
-from assay.optimizers.racing import Candidate, best_of, race
+from assay.optimizers.proposals import Watch
 from assay.optimizers.repairs import repaired_dspy
+from assay.optimizers.reserve import Decisions, ReportPlan, forecast_pair, pair_of, plan_report
+from assay.optimizers.search import AutoSearch
+from assay.optimizers.sequential import LEAST_SPREAD, WORST_SPREAD, SequentialTest, spread_of
 from assay.optimizers.session import Session, Student
-from assay.optimizers.statistics import Gain
+from assay.optimizers.statistics import Gain, differences_of
 from assay.optimizers.teleprompters import Proposal, auto_adapters, check_optimizer, propose
 
 __all__ = ["CompileConfig", "CompileOutcome", "compile_prompts"]
 
 AUTO_SEARCH_CALLS = 300
 _SIDES = ("baseline", "compiled")
-_BLOCK = 6  # val tasks of one round of the race
-_REFLECTIVE = 1000  # search calls from which proposals by reflection are worth their price
+_BOOTSTRAPPED = 4  # demonstrations from runs of its own that a named optimizer shows, as in DSPy
+_EXPLORED = 24  # successes that exploring looks for
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileConfig:
-    """Settings of one compile. `threshold` is the score from which a run counts as a success to learn from, in (0, 1]."""
+    """Settings of one compile. `threshold` is the score from which a run counts as a success to learn from, in (0, 1].
+
+    Without `test` the test split stays sealed: the compile is a part of a job that reports on it.
+    """
 
     optimizer: str = "auto"
     threshold: float = 0.8
-    demos: int = 4
+    demos: int = 16
     val_size: int | None = None
+    test: bool = True
+    decisions: Decisions = field(default_factory=Decisions)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold <= 1:
@@ -50,7 +61,7 @@ class CompileConfig:
             raise ConfigError(f"demos={self.demos!r} must be between 1 and 64")
         if self.val_size is not None and self.val_size < 1:
             raise ConfigError(f"val_size={self.val_size!r} must be at least 1")
-        check_optimizer(self.optimizer)
+        check_optimizer(self.optimizer, self.settings)
 
 
 @dataclass
@@ -85,8 +96,17 @@ def compile_prompts(student: Student, splits: Splits, session: Session, config: 
     for split in ("train", "val", "gate"):
         session.know(getattr(splits, split), split)
     search = _Search(student, splits, session, config, folder)
+    price = price_of(session.lm, 300, 40) or 0.0
+    plan = plan_report(splits, session.meter, config.decisions, pair=forecast_pair(student.program, session, cost_per_call=price), searching=True)
+    plan.hold(session.meter)
+    if plan.short:
+        session.progress.say(f"warning: {plan.short}")
     stopped: str | None = None
-    with open(folder / "dspy.log", "a") as log, repaired_dspy(log, session.seed, search.saw):
+    with (
+        open(folder / "dspy.log", "a") as log,
+        repaired_dspy(log, session.seed, search.saw, search.watch),
+        search.watch.listening(session.lm, session.prompt_lm),
+    ):
         try:
             with session.phase("search"):
                 search.run()
@@ -100,8 +120,11 @@ def compile_prompts(student: Student, splits: Splits, session: Session, config: 
             student, winner.student, winner.name, [c.summary() for c in search.candidates], search.explored, stopped, notes=search.notes
         )
         try:
-            _decide(outcome, splits, session)
-            _report(outcome, splits, session)
+            plan = _planned(search.candidates[0], winner, splits, session, config.decisions)
+            outcome.stopped = outcome.stopped or plan.short
+            _decide(outcome, splits.gate[: plan.gate], session, config.decisions)
+            if config.test:
+                _report(outcome, splits.unseal()[: plan.test], session, config.decisions)
         except BudgetExceeded as cap:
             outcome.stopped = str(cap)
             session.progress.say(f"stopped before the report was complete: {cap}")
@@ -110,40 +133,77 @@ def compile_prompts(student: Student, splits: Splits, session: Session, config: 
     return outcome
 
 
-def _decide(outcome: CompileOutcome, splits: Splits, session: Session) -> None:
+def _planned(baseline: Candidate, winner: Candidate, splits: Splits, session: Session, decisions: Decisions) -> ReportPlan:
+    """Tasks of gate and test by what val showed of spread and calls; what they will take is kept from here on."""
+    before, after = baseline.evaluation, winner.evaluation
+    spread = WORST_SPREAD
+    if winner is not baseline:  # it was chosen on val, which shows less spread than there is
+        spread = max(LEAST_SPREAD, spread_of(list(differences_of(before.scores, after.scores))))
+    pair = pair_of(before, after, session) if len(before) and len(after) else forecast_pair(winner.student.program, session)
+    plan = plan_report(splits, session.meter, decisions, pair=pair, spread=spread)
+    plan.hold(session.meter)
+    return plan
+
+
+def _decide(outcome: CompileOutcome, tasks: list[Task], session: Session, decisions: Decisions) -> None:
     """Whether the result replaces the baseline, on gate."""
     if outcome.compiled is outcome.baseline:
-        raced = sum((row["n"] or 0) > 0 for row in outcome.candidates) > 1
+        compared = sum((row["n"] or 0) > 0 for row in outcome.candidates) > 1
         outcome.notes.append(
             "nothing beat the plain program on val; it stays as it is"
-            if raced
+            if compared
             else "the cap ended the search before any candidate was compared on val; the plain program stays as it is"
         )
         return
-    found = compare(outcome.baseline, outcome.compiled, splits.gate, session, split="gate", names=_SIDES)
+    found = _compared(outcome, tasks, session, decisions, "gate")
     outcome.gate, outcome.replaces = found.gain, found.gain.is_gain
 
 
-def _report(outcome: CompileOutcome, splits: Splits, session: Session) -> None:
+def _report(outcome: CompileOutcome, tasks: list[Task], session: Session, decisions: Decisions) -> None:
     """The sealed test split, opened here and only here: baseline and result together."""
-    found = compare(outcome.baseline, outcome.compiled, splits.unseal(), session, split="test", names=_SIDES)
+    found = _compared(outcome, tasks, session, decisions, "test")
     outcome.test_baseline, outcome.test_compiled, outcome.test_gain = found.before, found.after, found.gain
 
 
+def _compared(outcome: CompileOutcome, tasks: list[Task], session: Session, decisions: Decisions, split: str) -> Comparison:
+    if not tasks:
+        raise BudgetExceeded(f"the caps leave nothing for {split}")
+    rule = SequentialTest(tasks=len(tasks), difference=decisions.difference) if decisions.early_stop else None
+    found = compare(outcome.baseline, outcome.compiled, tasks, session, split=split, names=_SIDES, rule=rule)
+    if said := ended_early(found, split):
+        outcome.notes.append(said)
+    if found.cap is not None:
+        outcome.stopped = str(found.cap)
+    return found
+
+
 class _Search:
-    """Finds candidates and races them."""
+    """Finds candidates: a named optimizer's one, or the many of `auto`."""
 
     def __init__(self, student: Student, splits: Splits, session: Session, config: CompileConfig, folder: Path) -> None:
         self.student, self.splits, self.session, self.config, self.folder = student, splits, session, config, folder
-        self.candidates: list[Candidate] = [Candidate("baseline", student, preference=math.inf)]
+        self.candidates: list[Candidate] = [Candidate("baseline", student)]
+        self._chosen: Callable[[], Candidate] = self._highest
         self.explored: list[dict[str, Any]] = []
         self.notes: list[str] = []
         self.val: list[Task] = splits.val if config.val_size is None else splits.val[: config.val_size]
+        self.watch = Watch(student.program, session.lm)
         self.sighted: Candidate | None = None  # the best program that the optimizer at work has evaluated so far
 
     def best(self) -> Candidate:
-        """The leader on val; the baseline where nothing was evaluated."""
-        return best_of(self.candidates) if any(len(c.evaluation) for c in self.candidates) else self.candidates[0]
+        """The winner on val; the baseline where nothing was evaluated, and among equals."""
+        return self._chosen()
+
+    def _highest(self) -> Candidate:
+        """Highest mean over the tasks that all evaluated candidates ran; among equals the plain program."""
+        running = [c for c in self.candidates if len(c.evaluation)] or self.candidates[:1]
+        common = set.intersection(*(set(c.evaluation.results) for c in running))
+
+        def mean(candidate: Candidate) -> float:
+            scores = [value for key, value in candidate.evaluation.scores.items() if key in common and not math.isnan(value)]
+            return sum(scores) / len(scores) if scores else -1.0
+
+        return max(running, key=mean)
 
     def run(self) -> None:
         if self.config.optimizer == "auto":
@@ -166,7 +226,10 @@ class _Search:
     def _named(self, name: str) -> None:
         val = self.val[:50]
         evaluate(self.student, val, self.session, name="val: baseline", into=self.candidates[0].evaluation)
-        proposal = Proposal(self.student, self.splits.train, val, self.session, self.config.threshold, self.config.demos)
+        proposal = Proposal(
+            self.student, self.splits.train, val, self.session, self.config.threshold, min(_BOOTSTRAPPED, self.config.demos), self.config.demos,
+            self.config.settings,
+        )  # fmt: skip
         self._propose(name, proposal)
         for candidate in self.candidates[1:]:
             evaluate(candidate.student, val, self.session, name=f"val: {candidate.name}", into=candidate.evaluation)
@@ -189,7 +252,9 @@ class _Search:
         self.sighted = None
         try:
             with self._calls_shown(f"{name} proposes, LM calls"):
-                self.candidates.append(Candidate(name, propose(name, proposal)))
+                proposed = propose(name, proposal)
+                self.notes += self.watch.checked(proposed.program, self.student.program, self.splits.train)
+                self.candidates.append(Candidate(name, proposed))
         except BudgetExceeded:
             if self.sighted is not None:
                 self.sighted.name = f"{name}, cut short"
@@ -216,58 +281,42 @@ class _Search:
                 meter.on_call = ignore
 
     def _auto(self) -> None:
-        """Cheapest first: demonstrations from labels or exploring, then, where the budget carries them, reflection."""
-        session = self.session
-        adapters, left = auto_adapters(self.student), session.meter.search_calls_left()
-        first = self._from_labels(adapters) if self._labels_fit() else self._from_exploring(adapters, left)
-        self._race(len(self.val) if left > _REFLECTIVE else 4 * _BLOCK)
-        if session.meter.search_calls_left() > _REFLECTIVE:
-            for name in ("bootstrap-search", "mipro", *(["gepa"] if session.prompt_lm is not None else [])):
-                self._propose(name, self._proposal(first))
-            self._race(len(self.val))
+        """Demonstrations from labels, which cost no call, or from exploring; then the search over what may be made of them."""
+        adapters, left = auto_adapters(self.student), self.session.meter.search_calls_left()
+        pool = self._labels() if self._labels_fit() else []
+        if not pool or not self._labels_suffice():
+            explored, adapters = self._explored(adapters, left)
+            pool = explored or pool
+        space = SearchSpace(self.student, pool, adapters, most=self.config.demos, seed=self.session.seed)
+        auto = AutoSearch(space, self.candidates[0], self.val, self.session, self.watch)
+        self.candidates, self._chosen = auto.candidates, auto.best
+        auto.run()
+        self.notes.append(f"the search ended after {sum(len(c.evaluation) for c in self.candidates)} runs: {auto.stopped}")
+        self.notes += auto.rejections()
 
-    def _from_labels(self, adapters: list[str]) -> str:
+    def _labels(self) -> list[Demonstration]:
         """The data's own answers as demonstrations: they cost no call."""
         name = self.student.program.named_predictors()[0][0]
-        train = self.splits.train
-        pool = [Demonstration(task, ((name, dict(task.inputs), dict(task.expected)),), 1.0) for task in train]
-        for adapter in adapters:
-            self._add(pool, 2 * self.config.demos, adapter, diverse=True, what="labels")
-        self._add(pool, 4 * self.config.demos, adapters[-1], diverse=True, what="labels")
-        self._add(pool, 2 * self.config.demos, adapters[-1], diverse=False, what="labels")
-        return adapters[0]
+        return [Demonstration(task, ((name, dict(task.inputs), dict(task.expected)),), 1.0) for task in self.splits.train if task.expected]
 
-    def _from_exploring(self, adapters: list[str], left: float) -> str:
-        """The successes of the program's variants on train as demonstrations, under the adapter that succeeds most."""
-        demos, session = self.config.demos, self.session
+    def _explored(self, adapters: list[str | None], left: float) -> tuple[list[Demonstration], list[str | None]]:
+        """The successes of the program's variants on train, and the prompt formats that succeeded most, the best first."""
+        session = self.session
         found = explore(
-            self.student, self.splits.train, session, adapters=adapters, want=4 * demos,
-            max_calls=0.25 * left if math.isfinite(left) else 10 * _REFLECTIVE, threshold=self.config.threshold,
+            self.student, self.splits.train, session, adapters=adapters, want=_EXPLORED,
+            max_calls=0.25 * left if math.isfinite(left) else 10 * _EXPLORED, threshold=self.config.threshold,
         )  # fmt: skip
         self.explored = found.variants
-        first, pool = found.adapter or adapters[0], found.demonstrations
-        session.progress.say(f"explored: {len(pool)} successes to learn from" + (f", best with the {first} adapter" if pool else ""))
-        if pool:
-            self._add(pool, demos, first, diverse=True, what="demos")
-            for adapter in [first, *(name for name in adapters if name != first and not found.behind(name))]:
-                self._add(pool, 2 * demos, adapter, diverse=True, what="demos")
-        return first
-
-    def _add(self, pool: list[Demonstration], k: int, adapter: str, *, diverse: bool, what: str) -> None:
-        chosen = choose(pool, k, seed=self.session.seed, diverse=diverse)
-        name = f"{len(chosen)} {'diverse' if diverse else 'random'} {what}, {adapter}"
-        # equal on a few dozen tasks: more demonstrations cover more forms, fewer cost less where tokens are paid for
-        preference = len(chosen) if self.session.lm.model.startswith("embedded/") else -len(chosen)
-        self.candidates.append(Candidate(name, with_demos(self.student, chosen, adapter=adapter), preference=preference))
-
-    def _proposal(self, adapter: str) -> Proposal:
-        student = with_demos(self.student, [], adapter=adapter)
-        return Proposal(student, self.splits.train, self.val[:50], self.session, self.config.threshold, self.config.demos)
+        first = found.adapter if found.teacher is not None else adapters[0]
+        session.progress.say(f"explored: {len(found.demonstrations)} successes to learn from")
+        return found.demonstrations, [first, *(name for name in adapters if name != first and not found.behind(name))]
 
     def _labels_fit(self) -> bool:
         """Labels are demonstrations by themselves only where one predictor gives all that is expected."""
         predictors, expected = self.student.program.predictors(), set(self.splits.train[0].expected)
         return len(predictors) == 1 and bool(expected) and expected <= set(predictors[0].signature.output_fields)
 
-    def _race(self, most: int) -> None:
-        race([c for c in self.candidates if not c.dropped], self.val[:most], self.session, block=_BLOCK)
+    def _labels_suffice(self) -> bool:
+        """Whether labels give all outputs: a program that reasons first also learns from runs of its own."""
+        outputs = set(self.student.program.predictors()[0].signature.output_fields)
+        return outputs <= set(self.splits.train[0].expected)

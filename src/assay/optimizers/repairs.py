@@ -1,10 +1,8 @@
 """What DSPy's optimizers get wrong for weighted rubrics and small models, put right while they run.
 
-- `Evaluate` gives up after ten errors, resubmits slow examples (doubling the work on a slow machine) and counts an
-  unscored example as 0. Here it does none of these: an unscored example takes the mean of the scored ones, which
-  leaves it out of the mean.
-- `ParallelExecutor` (under `dspy.Parallel`, which SIMBA uses) likewise; SIMBA's own wrapper makes a 0 of a score that
-  could not be had.
+- `Evaluate` gives up after ten errors and resubmits slow examples (doubling the work on a slow machine). Here it does
+  neither, and nor does `ParallelExecutor` (under `dspy.Parallel`, which SIMBA uses).
+- What is unscored is left out, as everywhere: see `assay.rubrics.protection`.
 - Optuna studies that teleprompters open have no seed.
 - Everything they print goes to a log: standard output belongs to the command.
 """
@@ -20,10 +18,12 @@ from typing import Any, TextIO
 import dspy
 import numpy as np
 from dspy.evaluate.evaluate import Evaluate, EvaluationResult
-from dspy.teleprompt import simba
+from dspy.teleprompt.gepa.gepa_utils import DspyAdapter
 from dspy.utils.parallelizer import ParallelExecutor
 
-from assay.errors import StopRun, Unscored
+from assay.errors import StopRun
+from assay.optimizers.proposals import Watch
+from assay.rubrics.protection import MissingScore, protect_dspy, protected_call
 
 __all__ = ["repaired_dspy"]
 
@@ -34,28 +34,52 @@ Seen = Callable[[Any, EvaluationResult], None]
 
 
 @contextmanager
-def repaired_dspy(log: TextIO | None = None, seed: int = 0, seen: Seen = lambda program, result: None) -> Iterator[None]:
+def repaired_dspy(
+    log: TextIO | None = None, seed: int = 0, seen: Seen = lambda program, result: None, watch: Watch | None = None
+) -> Iterator[None]:  # fmt: skip
     """Within: DSPy's loops behave as above. One run at a time in a process.
 
     Args:
         log: takes what they print; None leaves it on standard output.
         seen: told of every program that a teleprompter evaluates, with its result.
+        watch: programs with an instruction that it refuses score 0 without being run, and GEPA keeps the instruction before.
     """
     import optuna
 
+    protect_dspy()
     with _lock:
-        kept = Evaluate.__call__, ParallelExecutor.__init__, ParallelExecutor.execute, simba.wrap_program, optuna.create_study
-        Evaluate.__call__ = _evaluating(seen)
-        ParallelExecutor.__init__, ParallelExecutor.execute = _patient(kept[1]), _neutral(kept[2])
-        simba.wrap_program = _marking(kept[3])
-        optuna.create_study = _seeded(kept[4], seed)
+        kept = Evaluate.__call__, ParallelExecutor.__init__, optuna.create_study, DspyAdapter.propose_new_texts
+        Evaluate.__call__ = _watched(protected_call(_evaluating(seen)), watch)
+        DspyAdapter.propose_new_texts = _whole(kept[3], watch)
+        ParallelExecutor.__init__ = _patient(kept[1])
+        optuna.create_study = _seeded(kept[2], seed)
         random.seed(seed)  # some teleprompters draw from the global generators
         np.random.seed(seed % 2**32)
         try:
             with redirect_stdout(log) if log is not None else nullcontext():
                 yield
         finally:
-            Evaluate.__call__, ParallelExecutor.__init__, ParallelExecutor.execute, simba.wrap_program, optuna.create_study = kept
+            Evaluate.__call__, ParallelExecutor.__init__, optuna.create_study, DspyAdapter.propose_new_texts = kept
+
+
+def _watched(call: Callable[..., EvaluationResult], watch: Watch | None) -> Callable[..., EvaluationResult]:
+    def watched(self: Any, program: Any, *args: Any, **kwargs: Any) -> EvaluationResult:
+        if watch is None or not watch.refuses(program):
+            return call(self, program, *args, **kwargs)
+        devset = kwargs.get("devset") or self.devset or []
+        return EvaluationResult(score=0.0, results=[(example, dspy.Prediction(), 0.0) for example in devset])
+
+    return watched
+
+
+def _whole(propose: Callable[..., dict[str, str]], watch: Watch | None) -> Callable[..., dict[str, str]]:
+    def whole(self: Any, candidate: dict[str, str], *args: Any, **kwargs: Any) -> dict[str, str]:
+        texts = propose(self, candidate, *args, **kwargs)
+        if watch is None:
+            return texts
+        return {name: candidate.get(name, text) if watch.why(text, candidate.get(name, "")) is not None else text for name, text in texts.items()}
+
+    return whole
 
 
 def _patient(init: Callable[..., None]) -> Callable[..., None]:
@@ -64,39 +88,6 @@ def _patient(init: Callable[..., None]) -> Callable[..., None]:
         self.timeout, self.max_errors, self.disable_progress_bar = 0, 10**9, True
 
     return patient
-
-
-def _marking(wrap: Callable[..., Any]) -> Callable[..., Any]:
-    """SIMBA's runs with the score None where there is none."""
-
-    def marking(program: Any, metric: Callable[..., Any]) -> Any:
-        def marked(example: Any, prediction: Any) -> Any:
-            try:
-                return metric(example, prediction)
-            except Unscored:
-                return dspy.Prediction(score=None)
-
-        return wrap(program, marked)
-
-    return marking
-
-
-def _neutral(execute: Callable[..., Any]) -> Callable[..., Any]:
-    """A run without a score takes the mean of its example's other runs, or of all: it moves no comparison."""
-
-    def neutral(self: Any, function: Any, data: Any) -> Any:
-        results = execute(self, function, data)
-        runs = [run for run in results if isinstance(run, dict) and "score" in run]
-        known = [run for run in runs if run["score"] is not None]
-        if runs and not known:
-            raise Unscored("none of the examples could be scored")
-        for run in runs:
-            if run["score"] is None:
-                same = [other["score"] for other in known if other["example"] is run["example"]] or [other["score"] for other in known]
-                run["score"] = sum(same) / len(same)
-        return results
-
-    return neutral
 
 
 def _seeded(create: Callable[..., Any], seed: int) -> Callable[..., Any]:
@@ -130,8 +121,6 @@ def _evaluate(self: Any, program: Any, metric: Any = None, devset: Any = None, n
             return prediction, metric(example, prediction)
         except StopRun:
             raise
-        except Unscored:
-            return prediction, None
         except Exception as error:  # a metric or program of somebody's own: a failed example, as in DSPy
             failed = dspy.Prediction()
             failed._error = error
@@ -145,15 +134,11 @@ def _evaluate(self: Any, program: Any, metric: Any = None, devset: Any = None, n
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    known = [_number(score) for _, score in outcomes if score is not None]
-    if not known:
-        raise Unscored("none of the examples could be scored")
-    mean = sum(known) / len(known)
-    feedback = getattr(metric, "feedback", False)
-    neutral = dspy.Prediction(score=mean, feedback="This run could not be scored.") if feedback else mean
-    results = [(example, prediction, neutral if score is None else score) for example, (prediction, score) in zip(devset, outcomes, strict=True)]
+    results = [(example, prediction, score) for example, (prediction, score) in zip(devset, outcomes, strict=True)]
+    mean = sum(_number(score) for *_, score in results) / len(results)
     return EvaluationResult(score=round(100 * mean, 2), results=results)
 
 
 def _number(score: Any) -> float:
-    return float(score["score"] if isinstance(score, dspy.Prediction) else score)
+    found = score["score"] if isinstance(score, dspy.Prediction) else score
+    return found if isinstance(found, MissingScore) else float(found)

@@ -3,24 +3,27 @@
 import copy
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import dspy
-from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
+from dspy.utils.exceptions import AdapterParseError
 
 from assay.datasets import Task
 from assay.datasets.tasks import content_hash
-from assay.errors import AssayError, ConfigError
+from assay.errors import AssayError, ConfigError, FailureKind
 from assay.models import LanguageModel, Meter, sample_scope
+from assay.models.failures import failure_of_program, is_own
 from assay.programs import RANGES, AgentParameters, make_adapter, program_version
 from assay.programs.compose import is_agent
+from assay.programs.wrapping import as_prediction
 from assay.rubrics import Failed, Rubric, ScoreResult
+from assay.rubrics.scoring import mark_unscored
 from assay.traces import Recorder, Rollout
 
-__all__ = ["Advance", "Progress", "Session", "Student", "as_prediction"]
+__all__ = ["Advance", "Measured", "Progress", "Session", "Student", "acting_parameters"]
 
 Advance = Callable[[int], None]
 
@@ -34,6 +37,16 @@ class Progress:
     def bar(self, name: str, total: int | None) -> AbstractContextManager[Advance]:
         """A bar while the context is open; call what it gives with the number of finished items. `total` None: not known."""
         return nullcontext(lambda _: None)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one run took. `calls`: of the program; `judge_calls`: of its judges; `tokens` and `latency_s`: of one call, None where unknown."""
+
+    calls: float
+    judge_calls: float
+    tokens: float | None
+    latency_s: float | None
 
 
 @dataclass
@@ -52,6 +65,7 @@ class Session:
     split_of: dict[str, str] = field(default_factory=dict)
     prompt_lm: LanguageModel | None = None  # proposes prompts; the program's own model where None
     judge_lm: LanguageModel | None = None  # decides the rubric's judge criteria
+    measured: Measured | None = None  # by the preflight
     executor: Callable[..., Any] | None = None  # where evaluations run, see `assay.optimizers.executors`; threads where None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -62,6 +76,7 @@ class Session:
         """Makes tasks known by their inputs, so that a run inside a teleprompter finds its task and its split."""
         for task in tasks:
             self.tasks[task.content_hash] = task
+            self.recorder.texts.add(task.content_hash, task.inputs)
             if split is not None:
                 self.split_of[task.content_hash] = split
 
@@ -77,11 +92,21 @@ class Session:
 
     @contextmanager
     def context(self) -> Iterator[None]:
-        """DSPy's settings for this session. Without its history of calls: the store has them all, and with the alternatives of
-        every token it took 8 GB for 4,000 calls."""
+        """DSPy's settings for this session. Without its history of calls and its trace of predictions, which keep the last 10,000 of each:
+        the store has them all. Optimizers that read a trace open one of their own."""
         callbacks = [c for c in dspy.settings.callbacks if c is not self.recorder] + [self.recorder]
-        with dspy.context(lm=self.lm, callbacks=callbacks, num_threads=self.threads, disable_history=True):
+        with dspy.context(lm=self.lm, callbacks=callbacks, num_threads=self.threads, disable_history=True, trace=UnreadTrace()):
             yield
+
+
+class UnreadTrace(list[Any]):
+    """Stands where DSPy keeps a trace that nobody reads; always empty."""
+
+    def append(self, entry: Any) -> None:
+        """Keeps nothing."""
+
+    def extend(self, entries: Iterable[Any]) -> None:
+        """Keeps nothing."""
 
 
 def kept_of(task: Task) -> dict[str, Any]:
@@ -95,9 +120,11 @@ def has_tools(program: dspy.Module) -> bool:
     return any(bool(getattr(module, "tools", None)) for module in (program, *(inner for _, inner in program.named_sub_modules())))
 
 
-def as_prediction(output: Any) -> dspy.Prediction:
-    """What a program returned: a prediction as it is, anything else as its `answer`."""
-    return output if isinstance(output, dspy.Prediction) else dspy.Prediction(answer=output)
+def acting_parameters(student: "Student") -> list[str]:
+    """The agent parameters that do something in a program: a plain module has only a temperature."""
+    if not is_agent(student.program):
+        return ["temperature"]
+    return [name for name in RANGES if name != "tool_usage_threshold" or has_tools(student.program)]
 
 
 class Student(dspy.Module):  # type: ignore[misc]
@@ -114,10 +141,21 @@ class Student(dspy.Module):  # type: ignore[misc]
         self.adapter = adapter
         self.group: str | None = None  # rollouts of one task under one group stand together; by default all of the task
         self.temperature: float | None = None
+        self.fixed_version: str | None = None  # while an evaluation runs, which changes no prompt
+        self.has_tools = has_tools(program)  # a walk through the whole program: once, not once a rollout
         if adapter is not None:
             make_adapter(adapter)
             if is_agent(program):
                 program.adapter = adapter
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Inside, the program's version is worked out once and not for each rollout."""
+        self.fixed_version = program_version(self.program, self.settings["adapter"])
+        try:
+            yield
+        finally:
+            self.fixed_version = None
 
     def another(self, sample: int) -> "Student":
         """The same program, whose runs are the `sample`-th of their task: the cache keeps them apart."""
@@ -158,7 +196,7 @@ class Student(dspy.Module):  # type: ignore[misc]
             task_id=task.id if task else digest[:16],
             task_type=task.task_type if task else "default",
             program=session.program_name,
-            program_version=program_version(self.program, self.settings["adapter"]),
+            program_version=self.fixed_version or program_version(self.program, self.settings["adapter"]),
             parameters=self.settings["parameters"],
             model=session.lm.model,
             seed=session.seed,
@@ -172,7 +210,7 @@ class Student(dspy.Module):  # type: ignore[misc]
             prediction = self._run(inputs, rollout)
             failed = getattr(prediction, "_failed", None)
             rollout.prediction = None if failed else dict(prediction.items())
-        prediction._rollout, prediction._has_tools = rollout, has_tools(self.program)
+        prediction._rollout, prediction._has_tools = rollout, self.has_tools
         if task is not None:
             self._score(task, prediction, rollout)
         return prediction
@@ -181,21 +219,26 @@ class Student(dspy.Module):  # type: ignore[misc]
         try:
             with sample_scope(self.sample), self._settings():
                 return as_prediction(self.program(**inputs))
-        except AdapterParseError as error:
-            self._keep_partial(error, inputs)
-            failed = Failed(f"the answer could not be read: {str(error.lm_response)[:300]!r}")
-        except ContextWindowExceededError as error:
-            failed = Failed(f"the prompt is too long for the model: {error}")
-        except LMError as error:
-            failed = Failed(f"{type(error).__name__}: {error}", own=False)
         except AssayError:  # a missing package, a setting, the store: the user's to mend, and never a score
             raise
-        except Exception as error:
-            failed = Failed(f"{type(error).__name__}: {error}")
-        rollout.status, rollout.error = ("failed" if failed.own else "error"), failed.reason
+        except Exception as error:  # of the program, or of whatever client it asks a model with
+            raised, failed = error, self._failure(error, inputs, rollout)
+        rollout.status, rollout.error, rollout.failure = ("failed" if failed.own else "error"), failed.reason, failed.kind
         prediction = dspy.Prediction()
-        prediction._failed = failed
+        prediction._failed, prediction._error = failed, raised
         return prediction
+
+    def _failure(self, error: Exception, inputs: dict[str, Any], rollout: Rollout) -> Failed:
+        """What an exception of the program means: its kind decides whether the run scores 0 or is unscored."""
+        kind = failure_of_program(error)
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, AdapterParseError):
+            self._keep_partial(error, inputs)
+            self.session.recorder.unparsed(rollout, str(error.lm_response))
+            reason = f"the answer could not be parsed: {str(error.lm_response)[:300]!r}"
+        elif kind is FailureKind.CONTEXT:
+            reason = f"the prompt is too long for the model: {error}"
+        return Failed(reason, own=is_own(kind), kind=kind)
 
     def _settings(self) -> AbstractContextManager[Any]:
         changed: dict[str, Any] = {}
@@ -222,4 +265,5 @@ class Student(dspy.Module):  # type: ignore[misc]
         rollout.rubric = f"{self.session.rubric.name}@{self.session.rubric.version}"
         rollout.score = None if math.isnan(result.value) else result.value
         rollout.coverage, rollout.verdicts = result.coverage, list(result.verdicts)
+        mark_unscored(rollout, self.session.rubric.criteria, result)
         self.session.recorder.scored(rollout, self.session.rubric.step_rewards(task, rollout))

@@ -3,9 +3,10 @@
 import copy
 import importlib
 import inspect
+import math
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import dspy
@@ -14,6 +15,8 @@ from dspy import teleprompt
 from assay.datasets import Task
 from assay.errors import ConfigError
 from assay.optimizers.demonstrations import Demonstration, Exploration, choose, explore, with_demos
+from assay.optimizers.estimate import calls_per_run
+from assay.optimizers.named import check_settings, refusal, short_name
 from assay.optimizers.session import Session, Student
 from assay.programs import ADAPTERS
 from assay.programs.compose import EnsembleProgram, NearestDemos, input_key
@@ -23,7 +26,7 @@ __all__ = ["OPTIMIZERS", "Proposal", "propose", "to_examples"]
 
 @dataclass
 class Proposal:
-    """What an optimizer is given. `demos` is how many demonstrations a predictor shows at most."""
+    """What an optimizer is given. A predictor shows at most `demos` bootstrapped demonstrations, and `labels` of the data's own."""
 
     student: Student
     train: list[Task]
@@ -31,6 +34,37 @@ class Proposal:
     session: Session
     threshold: float = 0.8
     demos: int = 4
+    labels: int = 16
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the optimizer, before our own
+
+    def made(self, found: Any, **ours: Any) -> Any:
+        """The optimizer, with the user's settings before ours."""
+        if self.settings.get("auto"):  # it sets these two by itself
+            ours = {name: value for name, value in ours.items() if name not in ("num_candidates", "max_metric_calls")}
+        return found(**{**ours, **self._for(found.__init__)})
+
+    def compiled(self, optimizer: Any, **ours: Any) -> Any:
+        """What the optimizer makes of the student, with the user's settings before ours."""
+        if self.settings.get("auto"):
+            ours.pop("num_trials", None)
+        return optimizer.compile(self.student, **{**ours, **self._for(optimizer.compile)})
+
+    def _for(self, function: Any) -> dict[str, Any]:
+        known = inspect.signature(function).parameters
+        return {name: value for name, value in self.settings.items() if name in known}
+
+    def runs(self, otherwise: int) -> int:
+        """Runs of the program that the calls left allow, a tenth of them kept for proposals; `otherwise` where nothing caps them."""
+        left = self.session.meter.search_calls_left()
+        if not math.isfinite(left):
+            return otherwise
+        measured = self.session.measured
+        each = (measured.calls + measured.judge_calls) if measured else calls_per_run(self.student.program)
+        return max(1, int(0.9 * left / max(1.0, each)))
+
+    def passes(self, otherwise: int, *, most: int) -> int:
+        """Evaluations on all of val that the calls left allow, from 1 to `most`."""
+        return otherwise if not math.isfinite(self.session.meter.search_calls_left()) else min(most, max(1, self.runs(0) // max(1, len(self.val))))
 
     def metric(self, *, feedback: bool = False) -> Any:
         return self.session.rubric.metric(threshold=self.threshold, feedback=feedback, tasks=self.session.tasks)
@@ -66,20 +100,23 @@ def to_examples(tasks: Sequence[Task]) -> list[dspy.Example]:
 
 
 def _labeled(p: Proposal) -> Student:
-    return teleprompt.LabeledFewShot(k=2 * p.demos).compile(p.student, trainset=p.examples(), sample=False)
+    return p.compiled(p.made(teleprompt.LabeledFewShot, k=p.labels), trainset=p.examples(), sample=False)
 
 
 def _bootstrap(p: Proposal) -> Student:
-    optimizer = teleprompt.BootstrapFewShot(metric=p.metric(), max_bootstrapped_demos=p.demos, max_labeled_demos=0, max_rounds=2, max_errors=10**9)
-    return optimizer.compile(p.student, teacher=p.teacher(), trainset=p.examples())
+    optimizer = p.made(
+        teleprompt.BootstrapFewShot, metric=p.metric(), max_bootstrapped_demos=p.demos, max_labeled_demos=0, max_rounds=2, max_errors=10**9
+    )
+    return p.compiled(optimizer, teacher=p.teacher(), trainset=p.examples())
 
 
 def _bootstrap_search(p: Proposal) -> Student:
-    optimizer = teleprompt.BootstrapFewShotWithRandomSearch(
-        metric=p.metric(), max_bootstrapped_demos=p.demos, max_labeled_demos=p.demos, num_candidate_programs=4,
+    optimizer = p.made(
+        teleprompt.BootstrapFewShotWithRandomSearch, metric=p.metric(), max_bootstrapped_demos=p.demos, max_labeled_demos=p.labels,
+        num_candidate_programs=max(1, p.passes(7, most=19) - 3),  # it tries three programs beside them
         num_threads=p.session.threads, max_errors=10**9,
     )  # fmt: skip
-    return optimizer.compile(p.student, teacher=p.teacher(), trainset=p.examples(), valset=to_examples(p.val))
+    return p.compiled(optimizer, teacher=p.teacher(), trainset=p.examples(), valset=to_examples(p.val))
 
 
 def _knn(p: Proposal) -> Student:
@@ -98,44 +135,48 @@ def _knn(p: Proposal) -> Student:
 
 
 def _copro(p: Proposal) -> Student:
-    optimizer = teleprompt.COPRO(prompt_model=p.prompt_lm, metric=p.metric(), breadth=3, depth=2)
+    optimizer = p.made(
+        teleprompt.COPRO, prompt_model=p.prompt_lm, metric=p.metric(), breadth=3, depth=max(1, p.passes(8, most=12) // 4)
+    )  # fmt: skip
     options = {"num_threads": p.session.threads, "display_progress": False}
-    return optimizer.compile(p.student, trainset=to_examples(p.val), eval_kwargs=options)
+    return p.compiled(optimizer, trainset=to_examples(p.val), eval_kwargs=options)
 
 
 def _mipro(p: Proposal) -> Student:
-    optimizer = teleprompt.MIPROv2(
-        metric=p.metric(), prompt_model=p.prompt_lm, task_model=p.session.lm, auto=None, num_candidates=3,
-        max_bootstrapped_demos=p.demos, max_labeled_demos=p.demos, num_threads=p.session.threads, max_errors=10**9,
-        seed=p.session.seed,
+    optimizer = p.made(
+        teleprompt.MIPROv2, metric=p.metric(), prompt_model=p.prompt_lm, task_model=p.session.lm, auto=None, num_candidates=3,
+        max_bootstrapped_demos=p.demos, max_labeled_demos=p.labels, num_threads=p.session.threads, max_errors=10**9, seed=p.session.seed,
     )  # fmt: skip
-    return optimizer.compile(
-        p.student, trainset=p.examples(), valset=to_examples(p.val), teacher=p.teacher(), num_trials=6, minibatch=False, seed=p.session.seed
-    )
+    return p.compiled(
+        optimizer, trainset=p.examples(), valset=to_examples(p.val), teacher=p.teacher(), num_trials=max(1, p.passes(7, most=30) - 1),
+        minibatch=False, seed=p.session.seed,
+    )  # fmt: skip
 
 
 def _simba(p: Proposal) -> Student:
     size = min(8, len(p.train))
-    optimizer = teleprompt.SIMBA(
-        metric=p.metric(), bsize=size, num_candidates=3, max_steps=3, max_demos=p.demos, prompt_model=p.prompt_lm, num_threads=p.session.threads
-    )
-    return optimizer.compile(p.student, trainset=p.examples(), seed=p.session.seed)
+    step = 7 * size  # runs of one step: three candidates are sampled, and as many tried
+    optimizer = p.made(
+        teleprompt.SIMBA, metric=p.metric(), bsize=size, num_candidates=3, max_steps=min(8, max(1, p.runs(3 * step) // step)),
+        max_demos=p.demos, prompt_model=p.prompt_lm, num_threads=p.session.threads,
+    )  # fmt: skip
+    return p.compiled(optimizer, trainset=p.examples(), seed=p.session.seed)
 
 
 def _gepa(p: Proposal) -> Student:
-    optimizer = teleprompt.GEPA(
-        metric=p.metric(feedback=True), reflection_lm=p.prompt_lm, max_metric_calls=max(40, 4 * len(p.val)),
+    optimizer = p.made(
+        teleprompt.GEPA, metric=p.metric(feedback=True), reflection_lm=p.prompt_lm, max_metric_calls=p.runs(max(40, 4 * len(p.val))),
         num_threads=p.session.threads, seed=p.session.seed, warn_on_score_mismatch=False,
     )  # fmt: skip
-    return optimizer.compile(p.student, trainset=p.examples(), valset=to_examples(p.val))
+    return p.compiled(optimizer, trainset=p.examples(), valset=to_examples(p.val))
 
 
 def _infer_rules(p: Proposal) -> Student:
-    optimizer = teleprompt.InferRules(
-        metric=p.metric(), num_candidates=3, num_rules=5, num_threads=p.session.threads, max_errors=10**9,
-        max_bootstrapped_demos=p.demos, max_labeled_demos=p.demos, teacher_settings={"lm": p.prompt_lm},
+    optimizer = p.made(
+        teleprompt.InferRules, metric=p.metric(), num_candidates=max(1, p.passes(4, most=11) - 1), num_rules=5, num_threads=p.session.threads,
+        max_errors=10**9, max_bootstrapped_demos=p.demos, max_labeled_demos=p.labels, teacher_settings={"lm": p.prompt_lm},
     )  # fmt: skip
-    return optimizer.compile(p.student, teacher=p.teacher(), trainset=p.examples(), valset=to_examples(p.val))
+    return p.compiled(optimizer, teacher=p.teacher(), trainset=p.examples(), valset=to_examples(p.val))
 
 
 def _ensemble(p: Proposal) -> Student:
@@ -165,12 +206,13 @@ class _Optuna(teleprompt.BootstrapFewShotWithOptuna):  # type: ignore[misc]
 
 
 def _optuna(p: Proposal) -> Student:
-    optimizer = _Optuna(
-        metric=p.metric(), max_bootstrapped_demos=p.demos, max_labeled_demos=0, num_candidate_programs=4, num_threads=p.session.threads
-    )
+    optimizer = p.made(
+        _Optuna, metric=p.metric(), max_bootstrapped_demos=p.demos, max_labeled_demos=0, num_candidate_programs=p.passes(4, most=16),
+        num_threads=p.session.threads,
+    )  # fmt: skip
     optimizer.shown = p.demos
     trainset = p.examples()
-    return optimizer.compile(p.student, teacher=p.teacher(), max_demos=2 * p.demos, trainset=trainset, valset=to_examples(p.val))
+    return p.compiled(optimizer, teacher=p.teacher(), max_demos=2 * p.demos, trainset=trainset, valset=to_examples(p.val))
 
 
 OPTIMIZERS: dict[str, Callable[[Proposal], Student]] = {
@@ -189,21 +231,29 @@ def propose(name: str, proposal: Proposal) -> Student:
     """
     session = proposal.session
     session.know(proposal.train + proposal.val)
+    name = short_name(name)
     build = OPTIMIZERS.get(name) or (lambda p: _by_path(name, p))
     own = proposal.student
     proposal.student = Student(copy.deepcopy(own.program), session, adapter=own.adapter)
     proposal.student.temperature = own.temperature
-    with session.context(), dspy.context(trace=[]):
+    with session.context():
         compiled = build(proposal)
     compiled.temperature = own.temperature
     compiled.adapter = compiled.adapter or own.adapter
     return compiled
 
 
-def check_optimizer(name: str) -> None:
-    """Raises `ConfigError` for a name that `propose` would not know."""
-    if name not in OPTIMIZERS and name != "auto":
-        _class(name)
+def check_optimizer(name: str, settings: Mapping[str, Any] | None = None) -> None:
+    """Refuses an optimizer that is not there or cannot work, and settings that it does not take.
+
+    Raises:
+        ConfigError: says why, and what to use.
+    """
+    if (why := refusal(name)) is not None:
+        raise ConfigError(f"optimizer {name!r}: {why}")
+    short = short_name(name)
+    found = _class(short) if short not in OPTIMIZERS and short != "auto" else None
+    check_settings(short, settings or {}, found)
 
 
 def _class(path: str) -> Any:
@@ -219,27 +269,25 @@ def _class(path: str) -> Any:
 def _by_path(path: str, p: Proposal) -> Student:
     """Any teleprompter: it is given those of our settings that its constructor and `compile` name."""
     found = _class(path)
-    if found is teleprompt.GEPA:
-        return _gepa(p)  # its budget is required and it takes no teacher
     offered = {
         "metric": p.metric(), "num_threads": p.session.threads, "prompt_model": p.prompt_lm, "task_model": p.session.lm,
         "seed": p.session.seed, "max_errors": 10**9, "reflection_lm": p.prompt_lm,
     }  # fmt: skip
-    optimizer = found(**_named(found.__init__, offered))
+    optimizer = p.made(found, **_named(found.__init__, offered))
     data: dict[str, Any] = {
         "trainset": p.examples(), "valset": to_examples(p.val), "seed": p.session.seed,
         "eval_kwargs": {"num_threads": p.session.threads, "display_progress": False},
     }  # fmt: skip
     if "teacher" in inspect.signature(optimizer.compile).parameters:
         data["teacher"] = p.teacher()
-    return optimizer.compile(p.student, **_named(optimizer.compile, data))
+    return p.compiled(optimizer, **_named(optimizer.compile, data))
 
 
 def _named(function: Any, offered: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in offered.items() if name in inspect.signature(function).parameters}
 
 
-def auto_adapters(student: Student) -> list[str]:
-    """The program's own adapter first, then the others worth trying."""
+def auto_adapters(student: Student) -> list[str | None]:
+    """The program's own prompt format first (None is DSPy's default), then the others worth trying."""
     own = student.settings["adapter"]
-    return [*([own] if own else []), *(name for name in ADAPTERS if name not in (own, "chat"))]
+    return [own, *(name for name in ADAPTERS if name not in (own, "chat"))]

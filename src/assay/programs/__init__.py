@@ -1,11 +1,28 @@
 """The agents: the Agent base and its five parameters, tools, adapters, and the shipped programs."""
 
-from assay.programs.adapters import ADAPTERS, LeanAdapter, SchemaAdapter, make_adapter
-from assay.programs.agent import Agent, BaseAgent, ToolAgent
-from assay.programs.loading import SHIPPED, load_program, program_inputs
-from assay.programs.parameters import RANGES, AgentParameters
-from assay.programs.shipped import Classify, Extract, MathQA
-from assay.programs.state import program_state, program_version, restore_program
+from typing import TYPE_CHECKING
+
+from assay.lazy import attach
+
+if TYPE_CHECKING:
+    from assay.programs.adapters import ADAPTERS, LeanAdapter, SchemaAdapter, make_adapter
+    from assay.programs.agent import Agent, BaseAgent, ToolAgent
+    from assay.programs.loading import SHIPPED, load_program, program_inputs
+    from assay.programs.parameters import RANGES, AgentParameters
+    from assay.programs.shipped import Classify, Extract, MathQA
+    from assay.programs.state import program_state, program_version, restore_program
+else:
+    __getattr__, __dir__ = attach(
+        __name__,
+        {
+            "adapters": "ADAPTERS LeanAdapter SchemaAdapter make_adapter",
+            "agent": "Agent BaseAgent ToolAgent",
+            "loading": "SHIPPED load_program program_inputs",
+            "parameters": "RANGES AgentParameters",
+            "shipped": "Classify Extract MathQA",
+            "state": "program_state program_version restore_program",
+        },
+    )
 
 __all__ = [
     "ADAPTERS",

@@ -16,7 +16,7 @@ from dspy.utils.exceptions import AdapterParseError
 from assay.errors import ConfigError
 from assay.models.embedded import LINES
 
-__all__ = ["ADAPTERS", "LeanAdapter", "SchemaAdapter", "make_adapter", "output_schema"]
+__all__ = ["ADAPTERS", "LeanAdapter", "SchemaAdapter", "listen_under", "make_adapter", "output_schema"]
 
 ADAPTERS = ("json", "lean", "chat")
 
@@ -74,6 +74,27 @@ class SchemaAdapter(dspy.JSONAdapter):  # type: ignore[misc]
             lm_kwargs["response_format"] = _response_format(schema)
         else:
             super()._prepare_response_format(lm, lm_kwargs, signature)
+
+
+SchemaAdapter.__name__ = "JSONAdapter"  # `dspy.streamify` looks up what an adapter writes by its class's name
+
+
+def listen_under(adapter: Any) -> None:
+    """Has the listeners of `dspy.streamify` read what this adapter writes. They read by the adapter that is set where the stream is consumed,
+    which is not the one that a program sets for itself. Lines of a `lean` program have no listener; its answer comes whole."""
+    if not isinstance(adapter, dspy.ChatAdapter | dspy.JSONAdapter):
+        return
+
+    def under(method: Any) -> Any:
+        def read(*arguments: Any) -> Any:
+            with dspy.context(adapter=adapter):
+                return method(*arguments)
+
+        return read
+
+    for listener in dspy.settings.stream_listeners or ():
+        if "receive" not in vars(listener):
+            listener.receive, listener.finalize = under(listener.receive), under(listener.finalize)
 
 
 class LeanAdapter(dspy.Adapter):  # type: ignore[misc]

@@ -4,17 +4,20 @@ One predictor a decision: whether a tool is needed and which, its arguments, the
 follow each of these; a step that asks for all at once it cannot.
 """
 
+import asyncio
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import dspy
 
-from assay.errors import ProgramError
+from assay.errors import FailureKind, ProgramError
 from assay.models import LINES, count_tokens, supports
-from assay.programs.adapters import make_adapter
-from assay.programs.estimate import choice_probabilities
+from assay.models.scope import alternatives_of
+from assay.programs.adapters import listen_under, make_adapter
+from assay.programs.estimate import choice_odds
 from assay.programs.parameters import AgentParameters
+from assay.traces.recorder import note_failure
 
 __all__ = ["REVIEW_DEPTH", "Agent", "BaseAgent", "ToolAgent", "reasoning_tokens"]
 
@@ -27,11 +30,15 @@ _ANSWER = "answer"
 
 @runtime_checkable
 class BaseAgent(Protocol):
-    """What anyone's agent needs to be tuned."""
+    """What anyone's agent needs to be tuned. Neither method has a default: an agent that leaves one out is refused."""
 
-    def execute(self, task: Any) -> Any: ...
+    def execute(self, task: Any) -> Any:
+        """The agent's output for one task. An exception counts as a failed run."""
+        raise NotImplementedError(f"{type(self).__name__} has no execute(task)")
 
-    def set_parameters(self, parameters: Mapping[str, Any]) -> None: ...
+    def set_parameters(self, parameters: Mapping[str, Any]) -> None:
+        """Takes some or all of the five agent parameters by name; the next `execute` follows them."""
+        raise NotImplementedError(f"{type(self).__name__} has no set_parameters(parameters)")
 
 
 def reasoning_tokens(depth: int) -> int:
@@ -53,6 +60,7 @@ class Agent(dspy.Module):  # type: ignore[misc]
         self.parameters = parameters or AgentParameters()
         self.adapter = adapter
         self.config: dict[str, Any] = {}
+        self.own_lm: Callable[[], Any] | None = None  # of a loaded artifact: gives the model to run under where none is set in DSPy
 
     def set_parameters(self, parameters: Mapping[str, Any]) -> None:
         """Sets some or all of the five, by name.
@@ -67,14 +75,19 @@ class Agent(dspy.Module):  # type: ignore[misc]
         return self(**dict(getattr(task, "inputs", task)))
 
     def forward(self, **inputs: Any) -> Any:
-        lm = dspy.settings.lm
+        lm = dspy.settings.lm if dspy.settings.lm is not None or self.own_lm is None else self.own_lm()
         if lm is None:
             raise ProgramError("no language model is set: use dspy.configure(lm=assay.get_lm(NAME))")
         changed: dict[str, Any] = {"temperature": self.parameters.temperature}
         if lm.kwargs.get("max_tokens") is not None:  # the engine's limit on an answer leaves room for the thought
             changed["max_tokens"] = lm.kwargs["max_tokens"] + reasoning_tokens(self.parameters.reasoning_depth)
-        with dspy.context(lm=lm.copy(**changed), adapter=make_adapter(self.adapter)):
+        adapter = make_adapter(self.adapter)
+        listen_under(adapter)
+        with dspy.context(lm=lm.copy(**changed), adapter=adapter):
             return self.solve(**inputs)
+
+    async def aforward(self, **inputs: Any) -> Any:
+        return await asyncio.to_thread(self.forward, **inputs)
 
     def solve(self, **inputs: Any) -> Any:
         raise NotImplementedError("a subclass of Agent writes solve(**inputs)")
@@ -158,6 +171,7 @@ class ToolAgent(Agent):
             steps.append(step)
             observations.append(self._observation(step))
             if repeated:  # the same call again can tell nothing new
+                note_failure(FailureKind.LOOP)
                 break
         else:
             self._demonstrate(inputs, observations, _ANSWER)
@@ -186,19 +200,39 @@ class ToolAgent(Agent):
         written = bool(dspy.settings.get(WRITTEN_DECISIONS))
         stated = not written and not supports(dspy.settings.lm, "top_logprobs")
         signature = _decision_signature(self.decide.signature, reasoning_tokens(self.parameters.reasoning_depth), stated)
-        config = {} if stated or written else {"logprobs": True, "top_logprobs": _alternatives(dspy.settings.lm)}
-        decision = self._ask(self.decide, signature, inputs, observations, **config)
+        config = {} if stated or written else _asking_for_odds(dspy.settings.lm)
+        with alternatives_of("action"):
+            decision = self._ask(self.decide, signature, inputs, observations, **config)
         if written:
             return str(decision.action)
         if stated:
             need, favourite = float(decision.need), decision.action if decision.action != _ANSWER else names[0]
         else:
-            odds = choice_probabilities(decision, "action", [*names, _ANSWER])
+            odds = self._odds(decision, [*names, _ANSWER], signature, inputs, observations, config)
             need, favourite = 1 - odds[_ANSWER], max(names, key=odds.__getitem__)
         chosen = favourite if need >= (max(threshold, 0.5) if answered else threshold) else _ANSWER
         decision._store.pop("logprobs", None)
+        decision._completions = None  # they hold the alternatives too, and a trace would keep them
         decision.action = chosen  # the trace shows what was done: demonstrations are made from it
         return chosen
+
+    def _odds(
+        self, decision: Any, choices: list[str], signature: Any, inputs: dict[str, Any], observations: list[str], config: dict[str, Any]
+    ) -> dict[str, float]:
+        """Probability of each action. Actions of which only the sum is known, and which could change what is done, are asked for once more
+        among themselves: where two tools' names begin alike and the model wrote a third."""
+        found = choice_odds(decision, "action", choices)
+        odds, tools = found.probabilities, [name for name in choices if name != _ANSWER]
+        for group, probability in found.together:
+            outside = [odds[name] for name in tools if name not in group]
+            if len(group) < len(choices) and (_ANSWER in group or probability > max(outside, default=0.0)):
+                among = [name for name in choices if name in group]
+                narrowed = _narrowed_signature(signature, tuple(among))
+                with alternatives_of("action"), dspy.context(trace=[]):  # demonstrations are made from the decision itself
+                    again = self._ask(self.decide, narrowed, inputs, observations, **config)
+                within = self._odds(again, among, narrowed, inputs, observations, config)
+                odds |= {name: probability * within[name] for name in among}
+        return odds
 
     def _demonstrate(self, inputs: dict[str, Any], observations: list[str], action: str) -> None:
         """Puts a decision that the parameters forced into the trace, as if the agent had made it."""
@@ -227,9 +261,15 @@ class ToolAgent(Agent):
         return f"{call} = {step['result']}" if step["error"] is None else f"{call}: error: {step['error']}"
 
 
-def _alternatives(lm: Any) -> int:
-    """Alternatives to ask for at each token: all that matter where the engine is ours, 20 where the API allows no more."""
-    return 200 if supports(lm, LINES) else 20
+def _asking_for_odds(lm: Any) -> dict[str, Any]:
+    """Asks for the alternatives of the action's tokens: all that matter where the engine is ours, 20 where the API allows no more."""
+    return {"logprobs": True, "top_logprobs": 200 if supports(lm, LINES) else 20}
+
+
+@functools.lru_cache(maxsize=256)
+def _narrowed_signature(signature: Any, actions: tuple[str, ...]) -> Any:
+    """The decision among fewer actions."""
+    return signature.with_updated_fields("action", type_=Literal[actions])
 
 
 @functools.lru_cache(maxsize=256)

@@ -4,21 +4,25 @@ DSPy's own compiled KNN program bootstraps anew at every call and its saved stat
 draws members without a seed and cannot be rebuilt from its state.
 """
 
+import asyncio
 import copy
+import functools
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import dspy
 import numpy as np
 
-from assay.programs.adapters import make_adapter
+from assay.programs.adapters import listen_under, make_adapter
 from assay.programs.agent import Agent
 
-__all__ = ["Configured", "EnsembleProgram", "NearestDemos", "input_key", "is_agent"]
+__all__ = ["Configured", "Embedding", "EnsembleProgram", "NearestDemos", "input_key", "is_agent"]
 
 _DIMENSIONS = 512
+_HASHED = 4096
 
 
 def embed(text: str) -> np.ndarray:
@@ -32,6 +36,42 @@ def embed(text: str) -> np.ndarray:
         vector[code % _DIMENSIONS] += 1
     norm = np.linalg.norm(vector)
     return vector / norm if norm else vector
+
+
+class Embedding:
+    """Texts as vectors of unit length whose product is their likeness. Calls no model, and is the same everywhere.
+
+    Whole words and the character n-grams of each word (3 to 5, which forgive endings and slips), hashed into 4,096 dimensions and
+    weighted by how rare they are in the texts that it was made from (TF-IDF).
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        from sklearn.feature_extraction.text import HashingVectorizer
+
+        self._words = HashingVectorizer(n_features=_HASHED, alternate_sign=False, norm=None, token_pattern=r"(?u)\b\w+\b")
+        self._grams = HashingVectorizer(n_features=_HASHED, alternate_sign=False, norm=None, analyzer="char_wb", ngram_range=(3, 5))
+        self._idf = []
+        for counts in self._counts(texts):
+            present = np.asarray((counts > 0).sum(axis=0)).ravel()
+            self._idf.append(1 + np.log((1 + len(texts)) / (1 + present)))
+
+    def _counts(self, texts: Sequence[str]) -> list[Any]:
+        return [part.transform(texts).log1p() for part in (self._words, self._grams)]
+
+    def vectors(self, texts: Sequence[str]) -> Any:
+        """A sparse matrix, `vectors[text]`."""
+        from scipy import sparse
+        from sklearn.preprocessing import normalize
+
+        parts = [normalize(counts.multiply(idf).tocsr()) for counts, idf in zip(self._counts(texts), self._idf, strict=True)]
+        return normalize(sparse.hstack(parts, format="csr"))
+
+
+@functools.lru_cache(maxsize=8)
+def _embedded(keys: tuple[str, ...]) -> tuple[Embedding, Any]:
+    """The embedding of a pool and its vectors: the candidates of a search share one pool."""
+    made = Embedding(keys)
+    return made, made.vectors(keys)
 
 
 class _Composite(Agent):
@@ -48,22 +88,38 @@ class NearestDemos(_Composite):
 
     Args:
         program: what is run.
-        pool: runs as `{"key": text of the inputs, "demos": {predictor: [fields]}}`.
+        pool: runs as `{"key": text of the inputs, "demos": {predictor: [fields]}}`. Of a predictor that a run called several times, the
+            first and the last call are shown.
+        k: how many runs are shown.
+        embedding: `tfidf` (see `Embedding`), or `trigrams`, as in artifacts of older versions.
     """
 
-    def __init__(self, program: dspy.Module, pool: Sequence[dict[str, Any]], k: int = 4) -> None:
+    def __init__(self, program: dspy.Module, pool: Sequence[dict[str, Any]], k: int = 4, *, embedding: str = "tfidf") -> None:
         super().__init__()
-        self.program, self.pool, self.k = program, list(pool), k
-        self._vectors = np.array([embed(entry["key"]) for entry in self.pool])
+        self.program, self.pool, self.k, self.embedding = program, list(pool), k, embedding
+        keys = tuple(entry["key"] for entry in self.pool)
+        self._embedded: Embedding | None = None
+        if embedding == "tfidf":
+            self._embedded, self._vectors = _embedded(keys)
+        else:
+            self._vectors = np.array([embed(key) for key in keys])
         _take_settings(self, program)
 
+    def nearest(self, **inputs: Any) -> list[dict[str, Any]]:
+        """The `k` runs of the pool that are most like these inputs, the nearest one last."""
+        asked = input_key(inputs)
+        vector = embed(asked) if self._embedded is None else self._embedded.vectors([asked]).toarray().ravel()
+        likeness = self._vectors @ vector
+        return [self.pool[i] for i in np.argsort(-likeness, kind="stable")[: self.k]][::-1]
+
     def solve(self, **inputs: Any) -> Any:
-        likeness = self._vectors @ embed(input_key(inputs))
-        nearest = [self.pool[i] for i in np.argsort(-likeness, kind="stable")[: self.k]][::-1]  # the nearest one last
-        program = copy.deepcopy(self.program)
+        nearest, program = self.nearest(**inputs), copy.deepcopy(self.program)
         for name, predictor in program.named_predictors():
-            predictor.demos = [dspy.Example(**fields) for entry in nearest for fields in entry["demos"].get(name, [])[:1]]
+            predictor.demos = [dspy.Example(**fields) for entry in nearest for fields in self._shown(entry["demos"].get(name, []))]
         return _run(program, self, inputs)
+
+    def _shown(self, calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        return list(calls[:1]) if self.embedding == "trigrams" else ends(calls)
 
 
 class EnsembleProgram(_Composite):
@@ -87,6 +143,11 @@ class EnsembleProgram(_Composite):
         voted = {name: _majority([answer[name] for answer in answers if name in answer]) for name in answers[0] if name != "steps"}
         steps = [step for answer in answers for step in answer.get("steps") or []]
         return dspy.Prediction(**voted, **({"steps": steps} if "steps" in answers[0] else {}))
+
+
+def ends(calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first and the last of a predictor's calls in a run: how the work begins and how it ends."""
+    return list(calls) if len(calls) < 2 else [calls[0], calls[-1]]
 
 
 def is_agent(program: Any) -> bool:
@@ -119,17 +180,35 @@ def _run(program: dspy.Module, outer: Agent, inputs: dict[str, Any]) -> Any:
 
 
 class Configured(dspy.Module):  # type: ignore[misc]
-    """A plain module with the adapter and temperature that it was compiled with, which DSPy's own state leaves out."""
+    """A plain module with the adapter and temperature that it was compiled with, which DSPy's own state leaves out.
 
-    def __init__(self, program: dspy.Module, adapter: str | None, temperature: float | None) -> None:
+    Args:
+        own_lm: gives the model to run under where none is set in DSPy.
+    """
+
+    def __init__(self, program: dspy.Module, adapter: str | None, temperature: float | None, own_lm: Callable[[], Any] | None = None) -> None:
         super().__init__()
-        self.program, self.adapter, self.temperature = program, adapter, temperature
+        self.program, self.adapter, self.temperature, self.own_lm = program, adapter, temperature, own_lm
 
-    def forward(self, **inputs: Any) -> Any:
+    def forward(self, *args: Any, **inputs: Any) -> Any:
+        with self._settings():
+            return self.program(*args, **inputs)
+
+    async def aforward(self, *args: Any, **inputs: Any) -> Any:
+        with self._settings():
+            if hasattr(self.program, "aforward"):
+                return await self.program.acall(*args, **inputs)
+            return await asyncio.to_thread(self.program, *args, **inputs)
+
+    def _settings(self) -> AbstractContextManager[Any]:
         changed: dict[str, Any] = {}
+        lm = dspy.settings.lm
+        if lm is None and self.own_lm is not None:
+            lm = changed["lm"] = self.own_lm()
         if self.adapter is not None:
             changed["adapter"] = make_adapter(self.adapter)
-        if self.temperature is not None and dspy.settings.lm is not None:
-            changed["lm"] = dspy.settings.lm.copy(temperature=self.temperature)
-        with dspy.context(**changed):
-            return self.program(**inputs)
+            listen_under(changed["adapter"])
+        if self.temperature is not None and lm is not None:
+            changed["lm"] = lm.copy(temperature=self.temperature)
+        context: AbstractContextManager[Any] = dspy.context(**changed)
+        return context

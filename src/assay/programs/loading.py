@@ -2,10 +2,8 @@
 
 import difflib
 import functools
-import importlib
-import importlib.util
 import inspect
-import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,11 @@ import dspy
 
 from assay.datasets import Task
 from assay.errors import ProgramError
-from assay.programs.agent import Agent
+from assay.programs.agent import Agent, BaseAgent
 from assay.programs.shipped import Classify, Extract, MathQA
+from assay.programs.wrapping import AgentProgram, FunctionProgram, takes_inputs
+from assay.sourcecode import NoSuchFile, located
+from assay.sourcefiles import is_own
 
 __all__ = ["SHIPPED", "load_program", "program_class", "program_inputs"]
 
@@ -36,36 +37,26 @@ def program_class(name: str) -> Any:
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ProgramError(f"no program is called {name!r}: give path/to/file.py:Class, package.module:Class, or one of {', '.join(SHIPPED)}.{hint}")
     try:
-        module = _from_file(Path(module_name)) if module_name.endswith(".py") else importlib.import_module(module_name)
-    except FileNotFoundError:
+        module, attribute = located(name)
+    except NoSuchFile:
         raise ProgramError(f"no such file: {module_name}") from None
     except Exception as error:
-        raise ProgramError(f"{module_name!r} cannot be imported: {type(error).__name__}: {error}") from error
-    if not hasattr(module, attribute):
+        raise ProgramError(f"{module_name!r} cannot be imported: {_told(error)}") from error
+    try:
+        found = functools.reduce(getattr, attribute.split("."), module)
+    except AttributeError:
         classes = [k for k, v in vars(module).items() if inspect.isclass(v) and issubclass(v, dspy.Module) and v.__module__ == module.__name__]
-        raise ProgramError(f"{module_name} has no {attribute!r}; its programs are {classes}")
-    found = getattr(module, attribute)
+        raise ProgramError(f"{module_name} has no {attribute!r}; its programs are {classes}") from None
     if not callable(found):
         raise ProgramError(f"{name!r} is a {type(found).__name__}; a program is a dspy.Module, its class, or a function that makes one")
     return found
 
 
-def _from_file(path: Path) -> Any:
-    if not path.is_file():
-        raise FileNotFoundError(path)
-    return _executed(path.resolve(), path.stat().st_mtime_ns)
-
-
-@functools.lru_cache(maxsize=64)
-def _executed(path: Path, changed_ns: int) -> Any:
-    """The file's module, run once as long as the file is the same."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ProgramError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def _told(error: Exception) -> str:
+    """The error, and the line of the user's own file that raised it."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_own(Path(f.filename))]
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{where}"
 
 
 def load_program(name: str, *, tasks: Sequence[Task] = (), config: dict[str, Any] | None = None) -> Any:
@@ -80,26 +71,39 @@ def load_program(name: str, *, tasks: Sequence[Task] = (), config: dict[str, Any
     found = program_class(name)
     try:
         if isinstance(found, dspy.Module):
-            program = found
+            program = found.deepcopy()  # the module's own stays as it was written
         elif config:
             program = found(**config)
         elif hasattr(found, "from_tasks"):
             program = found.from_tasks(tasks)
+        elif takes_inputs(found) is not None:
+            program = FunctionProgram(found)
         else:
             program = found()
+        if not isinstance(program, dspy.Module) and isinstance(program, BaseAgent):
+            program = AgentProgram(program)
     except ProgramError:
         raise
     except Exception as error:
-        raise ProgramError(f"{name!r} cannot be built: {type(error).__name__}: {error}") from error
+        raise ProgramError(f"{name!r} cannot be built: {_told(error)}") from error
     if not isinstance(program, dspy.Module):
-        raise ProgramError(f"{name!r} is a {type(program).__name__}; a program is a dspy.Module")
-    if not program.predictors():
-        raise ProgramError(f"{name!r} has no predictors, so there is nothing to compile")
+        raise ProgramError(
+            f"{name!r} is a {type(program).__name__}; a program is a dspy.Module, an agent with execute and set_parameters, or a function"
+        )
+    if name not in SHIPPED:
+        module, attribute = located(name)
+        program._assay_origin = (module.__name__, attribute)  # where an artifact takes its source from
     return program
 
 
 def program_inputs(program: Any) -> list[str] | None:
     """Input names of a program: an Agent's own, else the arguments of `forward`, else its only predictor's; None if unknown."""
+    if isinstance(program, FunctionProgram):
+        return takes_inputs(program.function)
+    if not isinstance(program, dspy.Module | type):
+        return takes_inputs(program)
+    if isinstance(program, type) and not issubclass(program, dspy.Module):
+        return None
     if isinstance(program, type) and issubclass(program, Agent):
         return list(program.input_names) or None
     if isinstance(program, Agent) and program.input_names:

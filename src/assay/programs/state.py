@@ -1,6 +1,5 @@
 """What a compiled program is made of: its state as JSON, the program again from it, and the version that names it."""
 
-import copy
 import hashlib
 import json
 from typing import Any
@@ -16,7 +15,7 @@ __all__ = ["program_state", "program_version", "restore_program"]
 def program_state(program: dspy.Module) -> dict[str, Any]:
     """JSON-ready: instructions and demonstrations of every predictor, composites included; no model, no traces."""
     if isinstance(program, NearestDemos):
-        return {"kind": "nearest", "inner": program_state(program.program), "pool": program.pool, "k": program.k}
+        return {"kind": "nearest", "inner": program_state(program.program), "pool": program.pool, "k": program.k, "embedding": program.embedding}
     if isinstance(program, EnsembleProgram):
         return {"kind": "ensemble", "members": [program_state(member) for member in program.members]}
     state = program.dump_state()
@@ -39,9 +38,13 @@ def restore_program(name: str, config: dict[str, Any], state: dict[str, Any], fr
         ProgramError: it cannot be built by that name.
     """
     if state["kind"] == "nearest":
-        return NearestDemos(restore_program(name, config, state["inner"], fresh), state["pool"], k=state["k"])
+        inner = restore_program(name, config, state["inner"], fresh)
+        return NearestDemos(inner, state["pool"], k=state["k"], embedding=state.get("embedding", "trigrams"))
     if state["kind"] == "ensemble":
         return EnsembleProgram([restore_program(name, config, member, fresh) for member in state["members"]])
-    program = load_program(name, config=config) if fresh is None else copy.deepcopy(fresh)
+    program = load_program(name, config=config) if fresh is None else fresh.deepcopy()
+    own = {path: predictor.lm for path, predictor in program.named_predictors() if predictor.lm is not None}
     program.load_state(state["state"])
+    for path, predictor in program.named_predictors():
+        predictor.lm = own.get(path)  # a model that the program gives one of its predictors is part of its code
     return program

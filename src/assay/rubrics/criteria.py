@@ -9,12 +9,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from assay.errors import RubricError
+from assay.errors import FailureKind, RubricError
 
-__all__ = ["SCALE_KINDS", "Check", "Criterion", "Essential", "Failed", "Grade", "JudgeSpec", "NoGrade", "arguments_rule"]
+__all__ = ["PASS_AT", "SCALE_KINDS", "Check", "Criterion", "Essential", "Failed", "Grade", "JudgeSpec", "NoGrade", "arguments_rule"]
 
 SCALE_KINDS = ("ordinal", "nominal", "numeric")
 
+PASS_AT = 0.5  # the grade from which a criterion that is not essential has passed
 _HEAVIEST = 1e9  # weights beyond it would overflow the sum
 
 
@@ -42,6 +43,7 @@ class Failed:
 
     reason: str
     own: bool = True
+    kind: FailureKind = FailureKind.AGENT
 
 
 def arguments_rule(rule: Callable[..., Any]) -> Callable[[Any], Any]:
@@ -139,6 +141,9 @@ class Criterion:
 
     A negative weight is a pitfall: its grade says how far the output fell into it. `scope` is `final` (the whole run)
     or `step` (each LM call, for intermediate rewards; never in the score).
+
+    `when` names another criterion: this one counts only where that one passed (`passed`). Elsewhere it earns and costs
+    nothing, and is not asked. A length penalty without it teaches a model to think less on tasks that it gets wrong.
     """
 
     name: str
@@ -148,6 +153,7 @@ class Criterion:
     judge: JudgeSpec | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
     essential: Essential | None = None
+    when: str = ""
     source: str = ""  # dotted path of the check, as written
 
     def __post_init__(self) -> None:
@@ -184,6 +190,10 @@ class Criterion:
             why = str(error).splitlines()[0]
             raise RubricError(f"criterion {self.name!r}: {self.source or check!r} with {dict(self.arguments)!r}: {why}") from None
 
+    def passed(self, value: float) -> bool:
+        """Whether a grade passes: at least `pass_at` of an essential criterion, at least 0.5 of any other."""
+        return value >= (self.essential.pass_at if self.essential is not None else PASS_AT)
+
     def describe(self) -> dict[str, Any]:
         """JSON-ready; together with the check's source it decides the rubric's version."""
         entry: dict[str, Any] = {"name": self.name, "weight": self.weight, "scope": self.scope}
@@ -194,6 +204,8 @@ class Criterion:
             entry["code"] = _code_hash(self.check)
         if self.essential is not None:
             entry["essential"] = {"pass_at": self.essential.pass_at, "cap": self.essential.cap}
+        if self.when:
+            entry["when"] = self.when
         return entry
 
 

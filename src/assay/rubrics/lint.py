@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from assay.rubrics import checks
 from assay.rubrics.criteria import Criterion
 from assay.rubrics.rubric import Rubric
 
@@ -32,7 +33,7 @@ _UNSEEN = {
 
 @dataclass(frozen=True)
 class Finding:
-    """`rule` is `compound`, `unseen`, `duplicate` or `weight`; `text` says what to do."""
+    """`rule` is `compound`, `unseen`, `duplicate`, `weight` or `condition`; `text` says what to do."""
 
     criterion: str
     rule: str
@@ -43,14 +44,14 @@ class Finding:
 
 
 def lint_rubric(rubric: Rubric, *, used: Callable[[str], str] | None = None) -> list[Finding]:
-    """Criteria that ask two things at once, that ask about what a judge is not shown, that are there twice, or that count
-    for nothing. Findings are likely, not certain: they are patterns of words.
+    """Criteria that ask two things at once, that ask about what a judge is not shown, that are there twice, that count
+    for nothing, or penalise length where the answer is wrong. Findings are likely, not certain: they are patterns of words.
 
     Args:
         used: gives the question of a judge that a criterion uses from elsewhere; without it those are not looked at.
     """
     judged = [(c, c.judge.text or (used(c.judge.use) if used else "")) for c in rubric.criteria if c.judge is not None]
-    return [*(f for c, text in judged if text for f in _of_question(c, text)), *_duplicates(rubric), *_weights(rubric)]
+    return [*(f for c, text in judged if text for f in _of_question(c, text)), *_duplicates(rubric), *_weights(rubric), *_lengths(rubric)]
 
 
 def _of_question(c: Criterion, text: str) -> Iterator[Finding]:
@@ -90,3 +91,12 @@ def _weights(rubric: Rubric) -> Iterator[Finding]:
     for c in finals:
         if c.essential is None and abs(c.weight) < 0.01 * total:
             yield Finding(c.name, "weight", f"weighs {abs(c.weight) / total:.1%} of the rubric and caps nothing: its verdict changes no score")
+
+
+def _lengths(rubric: Rubric) -> Iterator[Finding]:
+    """Penalties of length, steps or tokens that also count on wrong answers."""
+    right = next((c.name for c in rubric.finals if c.essential is not None), None) or max(rubric.finals, key=lambda c: c.weight).name
+    for c in rubric.criteria:
+        if c.weight < 0 and not c.when and c.check in (checks.length, checks.steps_used, checks.token_use):
+            text = f"also counts where the answer is wrong, which teaches a model to think less on hard tasks; add `when: {right}`"
+            yield Finding(c.name, "condition", text)

@@ -1,10 +1,7 @@
 """Rubrics from YAML, checked whole at load: an error names file, line and the valid values."""
 
 import difflib
-import importlib
-import importlib.util
 import re
-import sys
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
@@ -18,6 +15,7 @@ from assay.rubrics import checks, steps
 from assay.rubrics.criteria import Check, Criterion, Essential, JudgeSpec
 from assay.rubrics.formats import read_foreign
 from assay.rubrics.rubric import STEP_CAP, Resolver, Rubric
+from assay.sourcecode import attribute_of
 
 __all__ = ["SHIPPED", "JudgeFile", "StrictModel", "load_rubric", "parse_yaml", "rubric_schema"]
 
@@ -82,6 +80,7 @@ class _CriterionFile(StrictModel):
     scale: list[_Word] | None = None
     anchors: dict[str, str] | None = None
     essential: _EssentialFile | None = None
+    when: str = ""
 
 
 class _RubricFile(StrictModel):
@@ -186,6 +185,7 @@ def _criterion(entry: _CriterionFile, folder: Path | None) -> Criterion:
         judge=judge,
         arguments=entry.with_,
         essential=None if entry.essential is None else Essential(pass_at=entry.essential.pass_at, cap=entry.essential.cap),
+        when=entry.when,
         source=entry.check or "",
     )
 
@@ -197,8 +197,7 @@ def _beside(judge: JudgeFile, folder: Path | None) -> JudgeFile:
 
 def import_check(path: str, folder: Path | None = None) -> Check:
     """The callable behind `package.module:name`, `file.py:name` (relative to the rubric), or a shipped check's name."""
-    module_name, _, name = path.rpartition(":")
-    if not module_name:
+    if ":" not in path:
         for module in (checks, steps):
             if path in module.__all__:
                 return getattr(module, path)
@@ -207,23 +206,12 @@ def import_check(path: str, folder: Path | None = None) -> Check:
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise RubricError(f"no check is called {path!r}: give 'package.module:name' or one of {', '.join(known)}.{hint}")
     try:
-        module = _file_module((folder or Path()) / module_name) if module_name.endswith(".py") else importlib.import_module(module_name)
-        check = getattr(module, name)
+        check = attribute_of(path, folder=folder)
     except Exception as error:
         raise RubricError(f"check {path!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(check):
         raise RubricError(f"check {path!r} is a {type(check).__name__}, not a callable")
     return check
-
-
-def _file_module(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(f"_assay_check_{path.stem}", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise FileNotFoundError(path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def _explain(shown: str, node: yaml.Node | None, problem: Any, model: type[pydantic.BaseModel]) -> str:

@@ -6,11 +6,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from assay.datasets import Task, make_task
+from assay.datasets.tasks import Task, make_task
 from assay.errors import RubricError
-from assay.models import sample_scope, spending
+from assay.models.failures import failure_of_program, is_own
+from assay.models.scope import sample_scope, spending
+from assay.rubrics.conditions import check_conditions, condition
 from assay.rubrics.criteria import Check, Criterion, Failed, JudgeSpec, NoGrade
 from assay.rubrics.scoring import ScoreResult, combine, fields_of, grade
 from assay.traces.records import Rollout, Verdict
@@ -53,6 +56,7 @@ class Rubric:
             raise RubricError(f"rubric {name!r} has more than one criterion called {', '.join(twice)}")
         if not any(c.scope == "final" and c.weight > 0 for c in self.criteria):
             raise RubricError(f"rubric {name!r} needs at least one final criterion with a weight above 0")
+        self._by_name = check_conditions(name, self.criteria)
         if not 0 <= step_cap < 1:
             raise RubricError(f"rubric {name!r}: step_cap={step_cap!r} must be at least 0 and below 1, the reward for being right")
         self._decide = {c.name: self._decider(c) for c in self.criteria}
@@ -74,6 +78,14 @@ class Rubric:
         """The same rubric with its judges decided by `resolver`."""
         return Rubric(self.name, self.criteria, step_cap=self.step_cap, resolver=resolver, judging=self.judging)
 
+    def decider(self, name: str) -> Check | None:
+        """What decides the criterion of that name: its check, or its judge where there is a model for it."""
+        return self._decide[name]
+
+    def compares(self, name: str) -> bool:
+        """Whether the criterion's judge compares several outputs of a task and cannot judge one."""
+        return hasattr(self._decide[name], "grade_group")
+
     @property
     def needs_judge(self) -> bool:
         return any(c.judge is not None for c in self.criteria)
@@ -82,9 +94,9 @@ class Rubric:
     def finals(self) -> tuple[Criterion, ...]:
         return tuple(c for c in self.criteria if c.scope == "final")
 
-    @property
+    @cached_property
     def version(self) -> str:
-        """The first 16 hex digits of a sha256 over criteria, weights, arguments and the checks' source code."""
+        """The first 16 hex digits of a sha256 over criteria, weights, arguments and the checks' source code, as of the first read."""
         entries = [c.describe() for c in self.criteria]
         kept = {"name": self.name, "step_cap": self.step_cap, "criteria": entries, **({"judging": self.judging} if self.judging != "each" else {})}
         whole = json.dumps(kept, sort_keys=True, default=str)
@@ -121,17 +133,36 @@ class Rubric:
         compared: dict[int, dict[str, Verdict]] = {index: {} for index in alive}
         for c in self.finals:
             if hasattr(self._decide[c.name], "grade_group"):
-                for index, verdict in zip(alive, self._compare(c, task, [fields[i] for i in alive], [seen[i] for i in alive]), strict=True):
-                    compared[index][c.name] = verdict
+                counted = [i for i in alive if self._condition(c, task, fields[i], seen[i], compared[i]) is None]
+                if counted:
+                    answers = self._compare(c, task, [fields[i] for i in counted], [seen[i] for i in counted])
+                    for index, verdict in zip(counted, answers, strict=True):
+                        compared[index][c.name] = verdict
         return [
             self._failed(failure) if failure is not None else self._scored(task, fields[index], seen[index], compared[index])
             for index, failure in enumerate(failures)
         ]
 
     def _scored(self, task: Task, fields: dict[str, Any], rollout: Rollout | None, known: Mapping[str, Verdict]) -> ScoreResult:
-        known = {**known, **self._asked_together(task, fields, rollout)}
-        verdicts = [known.get(c.name) or self._grade(c, task, fields, rollout) for c in self.finals]
-        return combine(self.criteria, verdicts)
+        found = {**known, **self._asked_together(task, fields, rollout)}
+        return combine(self.criteria, [self._decided(c, task, fields, rollout, found) for c in self.finals])
+
+    def _decided(self, c: Criterion, task: Task, fields: dict[str, Any], rollout: Rollout | None, found: dict[str, Verdict]) -> Verdict:
+        """The verdict on a final criterion, from `found` or asked for and put there. Conditions are decided first."""
+        waits = self._condition(c, task, fields, rollout, found)
+        if waits is not None:
+            waits.cost_usd = found[c.name].cost_usd if c.name in found else 0.0
+            found[c.name] = waits
+        elif c.name not in found:
+            found[c.name] = self._grade(c, task, fields, rollout)
+        return found[c.name]
+
+    def _condition(self, c: Criterion, task: Task, fields: dict[str, Any], rollout: Rollout | None, found: dict[str, Verdict]) -> Verdict | None:
+        """The verdict that replaces a criterion's where its `when` did not pass or is unknown; else None."""
+        if not c.when:
+            return None
+        gate = self._by_name[c.when]
+        return condition(c, gate, self._decided(gate, task, fields, rollout, found))
 
     def _compare(self, c: Criterion, task: Task, fields: list[dict[str, Any]], rollouts: list[Rollout | None]) -> list[Verdict]:
         decide: Any = self._decide[c.name]
@@ -160,7 +191,7 @@ class Rubric:
     def _grade(self, criterion: Criterion, task: Task, fields: dict[str, Any], rollout: Rollout | None) -> Verdict:
         decide = self._decide[criterion.name]
         if decide is None:
-            reason = "no judge model was given"
+            reason = f"no judge model was given to ask {criterion.judge.text if criterion.judge else criterion.name!r}"
             return Verdict(criterion=criterion.name, grade=None, weight=criterion.weight, reason=reason)
         verdict = grade(criterion, decide, task, fields, rollout)
         if verdict.grade is None:
@@ -187,21 +218,38 @@ class Rubric:
         """Weight times grade of each step criterion, one mapping a transition, in order.
 
         Over the rollout the positive rewards are scaled down together where they sum to more than `step_cap`.
-        Unscored step criteria are absent.
+        Unscored step criteria are absent, and so are those whose `when` did not pass: a final criterion by the rollout's
+        verdicts (a check of a rollout that has none is run), a step criterion by the same transition.
         """
         steps = [c for c in self.criteria if c.scope == "step"]
+        finals = self._final_verdicts(task, rollout) if any(c.when for c in steps) else {}
         rewards: list[dict[str, float]] = []
         for transition in rollout.transitions:
-            entry = {}
+            found = dict(finals)
             for c in steps:
-                verdict = grade(c, self._decide[c.name], task, {"transition": transition}, rollout)
-                if verdict.grade is not None:
-                    entry[c.name] = c.weight * verdict.grade
-            rewards.append(entry)
+                self._step_verdict(c, task, {"transition": transition}, rollout, found)
+            rewards.append({c.name: c.weight * value for c in steps if (value := found[c.name].grade) is not None})
         total = math.fsum(value for entry in rewards for value in entry.values() if value > 0)
         if total > self.step_cap:
             rewards = [{k: v * self.step_cap / total if v > 0 else v for k, v in entry.items()} for entry in rewards]
         return rewards
+
+    def _step_verdict(self, c: Criterion, task: Task, fields: dict[str, Any], rollout: Rollout, found: dict[str, Verdict]) -> Verdict:
+        if c.name not in found:
+            gate = self._by_name.get(c.when)
+            waits = condition(c, gate, self._step_verdict(gate, task, fields, rollout, found)) if gate is not None else None
+            found[c.name] = waits or grade(c, self._decide[c.name], task, fields, rollout)
+        return found[c.name]
+
+    def _final_verdicts(self, task: Task, rollout: Rollout) -> dict[str, Verdict]:
+        """The rollout's verdicts on final criteria. What is missing is decided where code decides it; a judge is not asked."""
+        known = {v.criterion: v for v in rollout.verdicts if v.scope == "final" and v.criterion in self._by_name}
+        if rollout.prediction is not None and not known:
+            for c in self.finals:
+                if c.check is not None:
+                    known[c.name] = grade(c, c.check, task, dict(rollout.prediction), rollout)
+        reason = "the rollout was not scored"
+        return {c.name: known.get(c.name) or Verdict(criterion=c.name, grade=None, weight=c.weight, reason=reason) for c in self.finals}
 
     def metric(self, *, threshold: float = 0.8, feedback: bool = False, tasks: Mapping[str, Task] | None = None) -> "RubricMetric":
         """This rubric as a DSPy metric. See `RubricMetric`."""
@@ -232,6 +280,8 @@ def _folded(name: str, criteria: Sequence[Criterion]) -> tuple[Criterion, ...]:
     judged = [c for c in criteria if c.judge is not None]
     if unfit := [c.name for c in judged if c.essential is not None or (c.judge and c.judge.use)]:
         raise RubricError(f"rubric {name!r}: judging='overall' makes one question of its judges, so {unfit} can neither be essential nor use a judge")
+    if waiting := [c.name for c in criteria if c.when and (c in judged or c.when in {other.name for other in judged})]:
+        raise RubricError(f"rubric {name!r}: judging='overall' makes one question of its judges, so {waiting} cannot depend on one by when")
     weight = math.fsum(c.weight for c in judged if c.weight > 0)
     if not weight:
         raise RubricError(f"rubric {name!r}: judging='overall' needs a judge criterion with a weight above 0")
@@ -267,7 +317,8 @@ def _failure(task: Task, prediction: Any) -> Failed | None:
     if isinstance(prediction, Failed):
         return prediction
     if isinstance(prediction, BaseException):
-        return Failed(f"{type(prediction).__name__}: {prediction}")
+        kind = failure_of_program(prediction)
+        return Failed(f"{type(prediction).__name__}: {prediction}", own=is_own(kind), kind=kind)
     marked = getattr(prediction, "_failed", None)
     if isinstance(marked, Failed):
         return marked

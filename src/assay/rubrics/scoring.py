@@ -1,17 +1,18 @@
 """Verdicts and the score made of them. Does not call a model: judges do. NaN means unscored, never 0."""
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Any
 
-import numpy as np
-
-from assay.models import spending
+from assay.errors import FailureKind
+from assay.models.scope import spending
 from assay.rubrics.criteria import Criterion, Failed, Grade, NoGrade
 from assay.traces.records import Rollout, Verdict
 
-__all__ = ["ScoreResult", "combine", "fields_of", "grade", "mean_result"]
+__all__ = ["ScoreResult", "combine", "fields_of", "grade", "mark_unscored", "mean_result"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +20,7 @@ class ScoreResult:
     """What a rubric says of one prediction.
 
     `value` is in [0, 1], higher is better; NaN where an essential criterion or all criteria are unscored.
-    `coverage` is the share of final criteria that were scored. `feedback` says what to do better.
+    `coverage` is the share of final criteria that were scored, or do not apply (`Criterion.when`). `feedback` says what to do better.
     """
 
     value: float
@@ -36,7 +37,7 @@ class ScoreResult:
 
     @property
     def grades(self) -> dict[str, float]:
-        """Final criteria by name; NaN where unscored."""
+        """Final criteria by name; NaN where unscored and where the criterion does not apply."""
         return {v.criterion: math.nan if v.grade is None else v.grade for v in self.verdicts if v.scope == "final"}
 
 
@@ -73,12 +74,18 @@ def _decided(criterion: Criterion, decide: Any, task: Any, prediction: dict[str,
     return _verdict(criterion, answer, "")
 
 
+def _is_numpy_bool(value: Any) -> bool:
+    """NumPy's numbers are `numbers.Real`, its truth values are not; without NumPy loaded there are none (importing it costs 16 MB)."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.bool_)
+
+
 def _verdict(criterion: Criterion, value: Any, reason: str) -> Verdict:
     number: float | None = None
-    if isinstance(value, bool | np.bool_):
+    if isinstance(value, bool) or _is_numpy_bool(value):
         number = float(value)
-    elif isinstance(value, int | float | np.integer | np.floating) and not math.isnan(value):
-        if 0 <= value <= 1:
+    elif isinstance(value, Real) and not math.isnan(value):
+        if 0 <= float(value) <= 1:
             number = float(value)
         else:
             reason = f"graded {value!r}, which is not between 0 and 1. {reason}".strip()
@@ -90,7 +97,8 @@ def _verdict(criterion: Criterion, value: Any, reason: str) -> Verdict:
 def combine(criteria: Sequence[Criterion], verdicts: Sequence[Verdict]) -> ScoreResult:
     """Sum of w·g over the scored final criteria, divided by the sum of their positive weights, clipped to [0, 1].
 
-    Essential criteria graded below `pass_at` cap the result. With an essential criterion unscored, or nothing with a
+    A criterion that does not apply (`when`) adds nothing; its positive weight stays in the divisor, so that passing what it
+    waits for never lowers a score. Essential criteria graded below `pass_at` cap the result. With an essential criterion unscored, or nothing with a
     positive weight scored, the value is NaN. Source: HealthBench (arXiv 2505.08775), scoring; caps and NaN are ours.
 
     Worked: correct 4·0, clear 1·1, rambling -1·0.5 gives (0 + 1 - 0.5) / (4 + 1) = 0.1; a cap of 0.5 leaves it.
@@ -98,10 +106,11 @@ def combine(criteria: Sequence[Criterion], verdicts: Sequence[Verdict]) -> Score
     by_name = {verdict.criterion: verdict for verdict in verdicts}
     finals = [c for c in criteria if c.scope == "final"]
     scored = [(c, g) for c in finals if (g := by_name[c.name].grade) is not None]
-    positive = math.fsum(c.weight for c, _ in scored if c.weight > 0)
-    missing = [c.name for c in finals if c.essential is not None and by_name[c.name].grade is None]
+    waiting = [c for c in finals if not by_name[c.name].applies]
+    positive = math.fsum(c.weight for c in [*(c for c, _ in scored), *waiting] if c.weight > 0)
+    missing = [c.name for c in finals if c.essential is not None and by_name[c.name].grade is None and c not in waiting]
     value, capped_by = math.nan, []
-    if positive > 0 and not missing:
+    if scored and positive > 0 and not missing:
         value = min(1.0, max(0.0, math.fsum(c.weight * g for c, g in scored) / positive))
         for c, g in scored:
             if c.essential is not None and g < c.essential.pass_at:
@@ -110,11 +119,19 @@ def combine(criteria: Sequence[Criterion], verdicts: Sequence[Verdict]) -> Score
     return ScoreResult(
         value=value,
         verdicts=tuple(verdicts),
-        coverage=len(scored) / len(finals),
+        coverage=(len(scored) + len(waiting)) / len(finals),
         cost_usd=math.fsum(verdict.cost_usd for verdict in verdicts),
         feedback=_feedback(value, finals, by_name, capped_by),
         capped_by=tuple(capped_by),
     )
+
+
+def mark_unscored(rollout: Rollout, criteria: Sequence[Criterion], result: ScoreResult) -> None:
+    """Sets the failure kind of a rollout that ran and has no score: `check` or `judge`, by the first criterion that was not graded."""
+    kinds = {c.name: FailureKind.JUDGE if c.check is None else FailureKind.CHECK for c in criteria}
+    missing = [kinds[v.criterion] for v in result.verdicts if v.scope == "final" and v.grade is None and v.applies and v.criterion in kinds]
+    if rollout.status == "done":
+        rollout.failure = missing[0] if not result.scored and missing else None
 
 
 def mean_result(results: Sequence[ScoreResult]) -> ScoreResult:
@@ -129,13 +146,19 @@ def mean_result(results: Sequence[ScoreResult]) -> ScoreResult:
         verdicts.setdefault((verdict.criterion, verdict.scope), []).append(verdict)
     return ScoreResult(
         value=_mean([result.value for result in results]),
-        verdicts=tuple(replace(found[0], grade=_known([v.grade for v in found])) for found in verdicts.values()),
+        verdicts=tuple(_mean_verdict(found) for found in verdicts.values()),
         coverage=math.fsum(result.coverage for result in results) / len(results),
         cost_usd=math.fsum(result.cost_usd for result in results),
         feedback=results[0].feedback,
         failed=results[0].failed if all(result.failed is not None for result in results) else None,
         capped_by=tuple(dict.fromkeys(name for result in results for name in result.capped_by)),
     )
+
+
+def _mean_verdict(verdicts: Sequence[Verdict]) -> Verdict:
+    """Of the runs where the criterion applied; the first run's where it never did."""
+    applied = [verdict for verdict in verdicts if verdict.applies]
+    return replace(applied[0], grade=_known([verdict.grade for verdict in applied])) if applied else verdicts[0]
 
 
 def _known(grades: Sequence[float | None]) -> float | None:
@@ -153,7 +176,10 @@ def _feedback(value: float, finals: Sequence[Criterion], by_name: Mapping[str, V
     for c in sorted(finals, key=lambda c: -abs(c.weight)):
         verdict = by_name[c.name]
         detail = f" {verdict.reason}" if verdict.reason else ""
-        if verdict.grade is None:
+        if not verdict.applies:
+            if c.weight > 0:
+                lines.append(f"- {c.name} (weight {c.weight:g}) counts only where {c.when} passes.")
+        elif verdict.grade is None:
             lines.append(f"- {c.name} could not be decided.{detail}")
         elif (c.weight >= 0 and verdict.grade < 1) or (c.weight < 0 and verdict.grade > 0):
             what = "to gain" if c.weight >= 0 else "a pitfall to avoid"

@@ -9,10 +9,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jsonschema
-import referencing
-
 from assay.datasets import Task
+from assay.errors import FailureKind
 from assay.models.embedded import LINES
 from assay.rubrics.criteria import Grade, NoGrade
 from assay.traces.dialects import asked_schema
@@ -48,7 +46,7 @@ def parsed(task: Task, prediction: dict[str, Any], rollout: Rollout | None, *, f
     """1 where the output could be read: held against the schema that was asked for, the named fields present and not empty.
 
     JSON, `name: value` lines and DSPy's `[[ ## name ## ]]` sections are read. Where neither a schema nor fields are known, a
-    step counts as parsed unless its run ended with it because it could not be read.
+    step counts as parsed unless its failure kind is `parse`.
 
     Args:
         tools_only: only steps that called a tool are graded.
@@ -57,8 +55,7 @@ def parsed(task: Task, prediction: dict[str, Any], rollout: Rollout | None, *, f
     schema = asked_schema(transition.request)
     wanted = list(fields) or list((schema or {}).get("required", ()))
     if not wanted and not (schema and transition.output.strip()):
-        last = rollout is not None and rollout.status == "failed" and transition.t == len(rollout.transitions) - 1
-        unread = last and rollout is not None and "could not be read" in (rollout.error or "")
+        unread = transition.failure is FailureKind.PARSE
         return Grade(value=float(transition.error is None and not unread and bool(transition.output.strip() or transition.tools)))
     found = _fields_in(transition)
     if missing := [name for name in wanted if found.get(name) in (None, "", [], {})]:
@@ -71,6 +68,9 @@ def parsed(task: Task, prediction: dict[str, Any], rollout: Rollout | None, *, f
 
 def _violation(schema: dict[str, Any], value: Any) -> str | None:
     """How a value breaks a schema that came with recorded data: nothing is fetched for it, and its patterns are not run."""
+    import jsonschema
+    import referencing
+
     try:
         validator = jsonschema.Draft202012Validator(_without_patterns(schema), registry=referencing.Registry())
         error = next(validator.iter_errors(value), None)

@@ -49,7 +49,7 @@ def fit_weights(rubric: Rubric, results: Sequence[ScoreResult], people: Sequence
         raise RubricError(f"{len(results)} results and {len(people)} human scores: they must be as many")
     if wrong := [score for score in people if not 0 <= score <= 1]:
         raise RubricError(f"human scores must be between 0 and 1, found {wrong[0]!r}: divide by the best one")
-    rows = [([r.grades.get(c.name, math.nan) for c in finals], score) for r, score in zip(results, people, strict=True) if r.failed is None]
+    rows = [(_grades(r, [c.name for c in finals]), score) for r, score in zip(results, people, strict=True) if r.failed is None]
     kept = [(grades, score) for grades, score in rows if all(math.isfinite(g) for g in grades)]
     if len(kept) < max(10, 2 * len(finals)):
         raise RubricError(f"{len(kept)} complete results are too few to fit {len(finals)} weights: score at least {max(10, 2 * len(finals))}")
@@ -67,6 +67,12 @@ def fit_weights(rubric: Rubric, results: Sequence[ScoreResult], people: Sequence
     weights = {c.name: float(w) * total for c, w in zip(finals, _solve(x, y, declared, best), strict=True)}
     before = float(np.sqrt(np.mean((_scores(x, declared) - y) ** 2)))
     return FittedWeights(rubric.reweighted(weights), weights, best, before, errors[best], len(kept))
+
+
+def _grades(result: ScoreResult, names: Sequence[str]) -> list[float]:
+    """As they enter the score: a criterion that does not apply (`when`) adds nothing to it."""
+    waiting = {verdict.criterion for verdict in result.verdicts if not verdict.applies}
+    return [0.0 if name in waiting else result.grades.get(name, math.nan) for name in names]
 
 
 def _scores(x: np.ndarray, weights: np.ndarray) -> np.ndarray:

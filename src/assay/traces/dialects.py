@@ -4,31 +4,58 @@ A request that came over HTTP is kept exactly, as `{"dialect": D, "body": …}` 
 `responses` (OpenAI Responses) and `messages` (Anthropic); one without a dialect is DSPy's canonical request. Does not talk to models.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from assay.traces.records import ToolCall
 
-__all__ = ["DIALECTS", "Answer", "answer_of", "asked_schema", "chat_messages", "chat_tools", "insisted_tool", "read_events", "tool_results"]
+__all__ = [
+    "DIALECTS", "Answer", "answer_of", "asked_schema", "chat_messages", "chat_tools", "each", "error_in", "insisted_tool", "is_context_error",
+    "part_texts", "tool_results",
+]  # fmt: skip
 
 DIALECTS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 Message = dict[str, Any]
+_TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error", "ContextWindowExceededError"})
 
 
 class Answer:
-    """What a model said: text, tool calls as `(id, name, arguments as text)`, why it stopped, tokens, ids and logprobs."""
+    """What a model said: text, tool calls as `(id, name, arguments as text)`, why it stopped, tokens, ids and logprobs.
 
-    __slots__ = ("completion_tokens", "finish", "logprobs", "prompt_tokens", "text", "token_ids", "tools")
+    `text` holds a refusal as well; `media` are references to what is no text: an address, an id, or the hash of what came inline.
+    """
+
+    __slots__ = ("completion_tokens", "finish", "logprobs", "media", "prompt_tokens", "reasoning", "text", "thinking_tokens", "token_ids", "tools")
 
     def __init__(self) -> None:
         self.text = ""
+        self.reasoning = ""
+        self.media: list[str] = []
         self.tools: list[tuple[str, str, str]] = []
         self.finish: str | None = None  # stop, length, tool_calls, content_filter, or the provider's own word
         self.prompt_tokens: int | None = None
         self.completion_tokens: int | None = None
+        self.thinking_tokens: int | None = None  # of the completion tokens
         self.token_ids: tuple[int, ...] | None = None
         self.logprobs: tuple[float, ...] | None = None
+
+    @property
+    def output(self) -> str:
+        """What is stored as a transition's output: the text of all parts, media by reference."""
+        return self.text + "".join(f"[{reference}]" for reference in self.media)
+
+    @property
+    def empty(self) -> bool:
+        """Nothing at all came: no text, no tool call, no reasoning, no media."""
+        return not (self.text or self.tools or self.reasoning or self.media)
+
+    def see_image(self, address: Any) -> None:
+        """Notes an image by its address; one that came inline by the hash of it."""
+        url = address.get("url") if isinstance(address, Mapping) else address
+        if isinstance(url, str) and url:
+            self.media.append("image: " + (_hashed(url) if url.startswith("data:") else url))
 
     @property
     def message(self) -> Message:
@@ -41,6 +68,10 @@ class Answer:
     def tool_calls(self) -> list[ToolCall]:
         """Tool calls as records; arguments that are no JSON object are kept under `arguments`, with the error."""
         return [_tool_record(name, arguments) for _, name, arguments in self.tools]
+
+
+def _hashed(data: str) -> str:
+    return f"sha256:{hashlib.sha256(data.encode()).hexdigest()}"
 
 
 def _chat_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
@@ -57,7 +88,7 @@ def _tool_record(name: str, arguments: str) -> ToolCall:
     return ToolCall(name=name, arguments={"arguments": arguments}, error="the arguments are no JSON object")
 
 
-def _text_of(content: Any) -> str:
+def part_texts(content: Any) -> str:
     """The text of a content that is a string or a list of parts."""
     if isinstance(content, str):
         return content
@@ -70,7 +101,7 @@ def _content_of(content: Any) -> Any:
     """Texts as one string; content with images or files stays a list of parts."""
     if isinstance(content, list) and any(isinstance(part, Mapping) and "text" not in part for part in content):
         return content
-    return _text_of(content)
+    return part_texts(content)
 
 
 def chat_messages(request: Mapping[str, Any]) -> list[Message]:
@@ -118,19 +149,19 @@ def insisted_tool(request: Mapping[str, Any]) -> str | None:
 
 def tool_results(messages: Sequence[Message]) -> dict[str, str]:
     """Results of tools by the id of their call, as later messages brought them back."""
-    return {str(m.get("tool_call_id")): _text_of(m.get("content")) for m in messages if m.get("role") == "tool" and m.get("tool_call_id")}
+    return {str(m.get("tool_call_id")): part_texts(m.get("content")) for m in messages if m.get("role") == "tool" and m.get("tool_call_id")}
 
 
-def _each(value: Any) -> Iterator[Mapping[str, Any]]:
+def each(value: Any) -> Iterator[Mapping[str, Any]]:
     yield from (part for part in value if isinstance(part, Mapping)) if isinstance(value, list | tuple) else ()
 
 
 def _from_chat(body: Mapping[str, Any]) -> Iterator[Message]:
-    for message in _each(body.get("messages")):
+    for message in each(body.get("messages")):
         kept = {key: message[key] for key in ("role", "tool_call_id", "name") if message.get(key) is not None}
         kept["role"] = "system" if kept.get("role") == "developer" else str(kept.get("role", "user"))
-        kept["content"] = _content_of(message.get("content"))
-        functions = [(c, c["function"]) for c in _each(message.get("tool_calls")) if isinstance(c.get("function"), Mapping)]
+        kept["content"] = _content_of(message.get("content")) or str(message.get("refusal") or "")
+        functions = [(c, c["function"]) for c in each(message.get("tool_calls")) if isinstance(c.get("function"), Mapping)]
         if calls := [_chat_call(str(c.get("id") or ""), str(f.get("name") or ""), str(f.get("arguments") or "")) for c, f in functions]:
             kept["tool_calls"] = calls
             kept["content"] = kept["content"] or None
@@ -139,12 +170,12 @@ def _from_chat(body: Mapping[str, Any]) -> Iterator[Message]:
 
 def _from_responses(body: Mapping[str, Any]) -> Iterator[Message]:
     if body.get("instructions"):
-        yield {"role": "system", "content": _text_of(body["instructions"])}
+        yield {"role": "system", "content": part_texts(body["instructions"])}
     given = body.get("input")
     if isinstance(given, str):
         yield {"role": "user", "content": given}
     said: Message | None = None  # one answer comes back as an item for its text and one for each call
-    for item in _each(given):
+    for item in each(given):
         kind = item.get("type", "message")
         role = "assistant" if kind == "function_call" else str(item.get("role", "user"))
         if kind == "function_call" or (kind == "message" and role == "assistant"):
@@ -153,13 +184,13 @@ def _from_responses(body: Mapping[str, Any]) -> Iterator[Message]:
                 call = _chat_call(str(item.get("call_id") or ""), str(item.get("name") or ""), str(item.get("arguments") or ""))
                 said.setdefault("tool_calls", []).append(call)
             else:
-                said["content"] += _text_of(item.get("content"))
+                said["content"] += part_texts(item.get("content"))
             continue
         if said is not None and kind in ("function_call_output", "message"):
             yield _said(said)
             said = None
         if kind == "function_call_output":
-            yield {"role": "tool", "tool_call_id": str(item.get("call_id") or ""), "content": _text_of(item.get("output"))}
+            yield {"role": "tool", "tool_call_id": str(item.get("call_id") or ""), "content": part_texts(item.get("output"))}
         elif kind == "message":
             yield {"role": "system" if role == "developer" else role, "content": _content_of(item.get("content"))}
     if said is not None:
@@ -172,13 +203,13 @@ def _said(message: Message) -> Message:
 
 def _from_anthropic(body: Mapping[str, Any]) -> Iterator[Message]:
     if body.get("system"):
-        yield {"role": "system", "content": _text_of(body["system"])}
-    for message in _each(body.get("messages")):
+        yield {"role": "system", "content": part_texts(body["system"])}
+    for message in each(body.get("messages")):
         content, role = message.get("content"), str(message.get("role", "user"))
-        parts = list(_each(content))
+        parts = list(each(content))
         for part in parts:
             if part.get("type") == "tool_result":
-                yield {"role": "tool", "tool_call_id": str(part.get("tool_use_id") or ""), "content": _text_of(part.get("content"))}
+                yield {"role": "tool", "tool_call_id": str(part.get("tool_use_id") or ""), "content": part_texts(part.get("content"))}
         calls = [
             _chat_call(str(part.get("id") or ""), str(part.get("name") or ""), json.dumps(part.get("input") or {}, ensure_ascii=False))
             for part in parts
@@ -196,18 +227,18 @@ def _from_anthropic(body: Mapping[str, Any]) -> Iterator[Message]:
 def _from_canonical(body: Mapping[str, Any]) -> Iterator[Message]:
     if body.get("system"):
         system = body["system"]
-        yield {"role": "system", "content": system if isinstance(system, str) else _text_of(list(system))}
-    for message in _each(body.get("messages")):
-        parts, role = list(_each(message.get("parts"))), str(message.get("role", "user"))
+        yield {"role": "system", "content": system if isinstance(system, str) else part_texts(list(system))}
+    for message in each(body.get("messages")):
+        parts, role = list(each(message.get("parts"))), str(message.get("role", "user"))
         if "parts" not in message:
             yield {"role": role, "content": _content_of(message.get("content") or message.get("text"))}
         elif role == "tool":
             for part in parts:
                 content = part.get("content")
-                yield {"role": "tool", "tool_call_id": str(part.get("id") or ""), "content": _text_of(list(content) if content else "")}
+                yield {"role": "tool", "tool_call_id": str(part.get("id") or ""), "content": part_texts(list(content) if content else "")}
         else:
             answer = _canonical_answer({"message": message})
-            said = _content_of([part for part in parts if part.get("type") not in ("tool_call", "thinking")])
+            said = _content_of([_as_text(part) for part in parts if part.get("type") not in ("tool_call", "thinking")])
             yield {**answer.message, "role": role, "content": said or None if answer.tools else said}
 
 
@@ -217,21 +248,36 @@ def answer_of(dialect: str | None, body: Mapping[str, Any]) -> Answer:
     return reader(body)
 
 
+def error_in(dialect: str, body: Mapping[str, Any]) -> Any:
+    """What a reply with status 200 says instead of an answer: its `error`, or why there is nothing to read; None where it is an answer."""
+    if (error := body.get("error")) or body.get("type") == "error":
+        return error or dict(body)
+    if dialect == "responses":
+        return "the response failed" if body.get("status") == "failed" else None if isinstance(body.get("output"), list) else "no output"
+    if dialect == "messages":
+        return None if isinstance(body.get("content"), list) else "no content"
+    choice = next(iter(body.get("choices") or ()), None)
+    return None if isinstance(choice, Mapping) and isinstance(choice.get("message"), Mapping) else "no choice with a message"
+
+
+def is_context_error(error: Any) -> bool:
+    """Whether an error object says by its code or type, as OpenAI, vLLM and llama.cpp name it, that the request was too long."""
+    return isinstance(error, Mapping) and not _TOO_LONG.isdisjoint(str(error.get(key)) for key in ("code", "type", "param"))
+
+
 def _count(value: Any) -> int | None:
     return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _chat_answer(body: Mapping[str, Any]) -> Answer:
     found = Answer()
-    choice = next(_each(body.get("choices")), {})
-    message = choice.get("message") or {}
-    found.text, found.finish = _text_of(message.get("content")), choice.get("finish_reason")
-    for call in _each(message.get("tool_calls")):
-        function = call.get("function") or {}
-        found.tools.append((str(call.get("id") or ""), str(function.get("name") or ""), str(function.get("arguments") or "")))
+    choice = next(each(body.get("choices")), {})
+    found.finish = choice.get("finish_reason")
+    _chat_message(found, choice.get("message") or {})
     usage = body.get("usage") or {}
     found.prompt_tokens, found.completion_tokens = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
-    tokens = list(_each((choice.get("logprobs") or {}).get("content")))
+    found.thinking_tokens = _count((usage.get("completion_tokens_details") or {}).get("reasoning_tokens"))
+    tokens = list(each((choice.get("logprobs") or {}).get("content")))
     if tokens:
         if all(token.get("logprob") is not None for token in tokens):
             found.logprobs = tuple(float(token["logprob"]) for token in tokens)
@@ -241,25 +287,48 @@ def _chat_answer(body: Mapping[str, Any]) -> Answer:
     return found
 
 
+def _chat_message(found: Answer, message: Mapping[str, Any]) -> None:
+    content, audio = message.get("content"), message.get("audio") or {}
+    found.text = part_texts(content) + str(message.get("refusal") or "") or str(audio.get("transcript") or "")
+    found.reasoning = str(message.get("reasoning_content") or message.get("reasoning") or "")
+    for part in (*each(content), *each(message.get("images"))):
+        found.see_image(part.get("image_url"))
+    if audio.get("id"):
+        found.media.append(f"audio: {audio['id']}")
+    legacy = [{"function": message["function_call"]}] if isinstance(message.get("function_call"), Mapping) else []
+    for call in (*each(message.get("tool_calls")), *legacy):
+        function = call.get("function") or {}
+        found.tools.append((str(call.get("id") or ""), str(function.get("name") or ""), str(function.get("arguments") or "")))
+
+
 def _responses_answer(body: Mapping[str, Any]) -> Answer:
     found = Answer()
-    for item in _each(body.get("output")):
-        if item.get("type") == "message":
-            found.text += _text_of(item.get("content"))
-        elif item.get("type") == "function_call":
-            found.tools.append((str(item.get("call_id") or ""), str(item.get("name") or ""), str(item.get("arguments") or "")))
+    for item in each(body.get("output")):
+        kind = item.get("type")
+        if kind == "message":
+            found.text += part_texts(item.get("content")) + "".join(str(part.get("refusal") or "") for part in each(item.get("content")))
+        elif kind in ("function_call", "custom_tool_call"):
+            arguments = item.get("arguments") if kind == "function_call" else item.get("input")
+            found.tools.append((str(item.get("call_id") or ""), str(item.get("name") or ""), str(arguments or "")))
+        elif kind == "reasoning":
+            found.reasoning += part_texts(item.get("content") or item.get("summary"))
+        elif kind == "image_generation_call" and isinstance(item.get("result"), str):
+            found.media.append(f"image: {_hashed(item['result'])}")
     reason = (body.get("incomplete_details") or {}).get("reason")
     found.finish = "length" if reason == "max_output_tokens" else reason or ("tool_calls" if found.tools else "stop")
     usage = body.get("usage") or {}
     found.prompt_tokens, found.completion_tokens = _count(usage.get("input_tokens")), _count(usage.get("output_tokens"))
+    found.thinking_tokens = _count((usage.get("output_tokens_details") or {}).get("reasoning_tokens"))
     return found
 
 
 def _anthropic_answer(body: Mapping[str, Any]) -> Answer:
     found = Answer()
-    for part in _each(body.get("content")):
+    for part in each(body.get("content")):
         if part.get("type") == "text":
             found.text += str(part.get("text") or "")
+        elif part.get("type") == "thinking":
+            found.reasoning += str(part.get("thinking") or "")
         elif part.get("type") == "tool_use":
             found.tools.append((str(part.get("id") or ""), str(part.get("name") or ""), json.dumps(part.get("input") or {}, ensure_ascii=False)))
     reason = body.get("stop_reason")
@@ -271,107 +340,56 @@ def _anthropic_answer(body: Mapping[str, Any]) -> Answer:
     return found
 
 
+def _as_text(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Structured data of a canonical message as text; other parts as they are."""
+    return {"type": "text", "text": json.dumps(part.get("value"), ensure_ascii=False)} if part.get("type") == "data" else part
+
+
 def _canonical_answer(body: Mapping[str, Any]) -> Answer:
-    found = Answer()
-    for part in _each((body.get("message") or {}).get("parts")):
-        if part.get("type") == "text":
-            found.text += str(part.get("text") or "")
-        elif part.get("type") == "tool_call":
-            arguments = part.get("input")
-            text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
-            found.tools.append((str(part.get("id") or ""), str(part.get("name") or ""), text))
+    found = _parts_answer(body)
+    reply = body.get("provider_data")
+    if isinstance(reply, Mapping):  # the provider's own message: parts hold parsed values
+        said = _reply_answer(reply)
+        if _same_json(said.text, found.text):
+            found.text = said.text
+        if [name for _, name, _ in said.tools] == [name for _, name, _ in found.tools]:
+            found.tools = [(own[0], own[1], exact[2] or own[2]) for own, exact in zip(found.tools, said.tools, strict=True)]
+        found.media = found.media or said.media
     found.finish = {"tool_call": "tool_calls"}.get(str(body.get("finish_reason")), body.get("finish_reason"))
     usage = body.get("usage") or {}
     found.prompt_tokens, found.completion_tokens = _count(usage.get("input_tokens")), _count(usage.get("output_tokens"))
+    found.thinking_tokens = _count(usage.get("reasoning_tokens"))
     return found
 
 
-def read_events(dialect: str, events: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any] | None, bool]:
-    """A streamed answer's events as the body that would have come unstreamed, and whether the stream came to its end.
-
-    None where no event carried any of an answer.
-    """
-    return {"chat": _chat_events, "responses": _responses_events, "messages": _anthropic_events}[dialect](events)
-
-
-def _chat_events(events: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any] | None, bool]:
-    body: dict[str, Any] = {}
-    text, calls, tokens, finish = [], dict[int, dict[str, Any]](), [], None
-    for event in events:
-        body.update({key: event[key] for key in ("id", "model", "created", "usage", "system_fingerprint", "timings") if event.get(key) is not None})
-        choice = next((c for c in _each(event.get("choices")) if c.get("index", 0) == 0), None)
-        if choice is None:
-            continue
-        delta = choice.get("delta") or {}
-        text.append(delta.get("content") or "")
-        tokens += list(_each((choice.get("logprobs") or {}).get("content")))
-        finish = choice.get("finish_reason") or finish
-        for part in _each(delta.get("tool_calls")):
-            call = calls.setdefault(part.get("index", len(calls)), {"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
-            call["id"] = part.get("id") or call["id"]
-            function = part.get("function") or {}
-            call["function"]["name"] += function.get("name") or ""
-            call["function"]["arguments"] += function.get("arguments") or ""
-    if not body:
-        return None, False
-    message: Message = {"role": "assistant", "content": "".join(text) or None if calls else "".join(text)}
-    if calls:
-        message["tool_calls"] = [calls[at] for at in sorted(calls)]
-    choice_: dict[str, Any] = {"index": 0, "message": message, "finish_reason": finish}
-    if tokens:
-        choice_["logprobs"] = {"content": tokens}
-    return {"object": "chat.completion", **body, "choices": [choice_]}, finish is not None
+def _reply_answer(reply: Mapping[str, Any]) -> Answer:
+    if "candidates" in reply:  # Gemini
+        found, parts = Answer(), (next(each(reply["candidates"]), {}).get("content") or {}).get("parts")
+        found.text = "".join(str(part.get("text") or "") for part in each(parts) if not part.get("thought"))
+        return found
+    return (_chat_answer if "choices" in reply else _responses_answer if "output" in reply else _anthropic_answer)(reply)
 
 
-def _responses_events(events: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any] | None, bool]:
-    body: dict[str, Any] | None = None
-    items: dict[int, dict[str, Any]] = {}
-    for event in events:
-        kind, at = event.get("type"), event.get("output_index", 0)
-        if kind in ("response.completed", "response.incomplete", "response.failed") and isinstance(event.get("response"), Mapping):
-            return dict(event["response"]), kind != "response.failed"
-        if kind in ("response.created", "response.in_progress"):
-            body = dict(event.get("response") or {})
-        elif kind == "response.output_item.added":
-            items[at] = json.loads(json.dumps(event.get("item") or {}))
-        elif kind == "response.output_text.delta":
-            item = items.setdefault(at, {"type": "message", "role": "assistant", "content": []})
-            item["content"] = [{"type": "output_text", "text": _text_of(item.get("content")) + str(event.get("delta") or "")}]
-        elif kind == "response.function_call_arguments.delta":
-            item = items.setdefault(at, {"type": "function_call"})
-            item["arguments"] = str(item.get("arguments") or "") + str(event.get("delta") or "")
-    return (None if body is None else {**body, "output": [items[at] for at in sorted(items)]}), False
+def _same_json(text: str, other: str) -> bool:
+    try:
+        return text == other or bool(json.loads(text) == json.loads(other))
+    except (ValueError, RecursionError):
+        return False
 
 
-def _anthropic_events(events: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any] | None, bool]:
-    body: dict[str, Any] | None = None
-    blocks: dict[int, dict[str, Any]] = {}
-    inputs: dict[int, str] = {}
-    ended = False
-    for event in events:
-        kind, at = event.get("type"), event.get("index", 0)
-        if kind == "message_start":
-            body = dict(event.get("message") or {})
-        elif kind == "content_block_start":
-            blocks[at] = dict(event.get("content_block") or {})
-        elif kind == "content_block_delta":
-            delta, block = event.get("delta") or {}, blocks.setdefault(at, {"type": "text", "text": ""})
-            if delta.get("type") == "text_delta":
-                block["text"] = str(block.get("text") or "") + str(delta.get("text") or "")
-            elif delta.get("type") == "thinking_delta":
-                block["thinking"] = str(block.get("thinking") or "") + str(delta.get("thinking") or "")
-            elif delta.get("type") == "input_json_delta":
-                inputs[at] = inputs.get(at, "") + str(delta.get("partial_json") or "")
-        elif kind == "message_delta" and body is not None:
-            body.update({key: value for key, value in (event.get("delta") or {}).items() if value is not None})
-            body["usage"] = {**(body.get("usage") or {}), **(event.get("usage") or {})}
-        elif kind == "message_stop":
-            ended = True
-    if body is None:
-        return None, False
-    for at, text in inputs.items():
-        try:
-            blocks[at]["input"] = json.loads(text or "{}")
-        except (ValueError, RecursionError):
-            blocks[at]["input"] = {"arguments": text}  # not JSON: kept as it came
-    return {**body, "content": [blocks[at] for at in sorted(blocks)]}, ended
+def _parts_answer(body: Mapping[str, Any]) -> Answer:
+    found = Answer()
+    for part in each((body.get("message") or {}).get("parts")):
+        kind = part.get("type")
+        if kind in ("text", "refusal", "data"):
+            found.text += str(_as_text(part).get("text") or "")
+        elif kind == "thinking":
+            found.reasoning += str(part.get("text") or "")
+        elif kind == "tool_call":
+            arguments = part.get("input")
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+            found.tools.append((str(part.get("id") or ""), str(part.get("name") or ""), text))
+        elif kind in ("image", "audio", "video", "document", "binary"):
+            address = next((part[name] for name in ("url", "file_id", "path") if part.get(name)), None)
+            found.media.append(f"{kind}: {address or _hashed(str(part.get('data')))}")
+    return found

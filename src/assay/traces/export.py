@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,17 @@ import orjson
 
 from assay.errors import AssayError, ConfigError, DataError
 from assay.models.registry import tokenizer_of
+from assay.reprs import Shown
 from assay.traces.balance import Sampler
 from assay.traces.credit import Baseline, differs_by_turn, returns
 from assay.traces.export_config import ADVANTAGES, KINDS, ExportConfig
 from assay.traces.formats import JSON_COLUMNS, grpo_columns, grpo_rows, preference_rows, sft_rows, transition_row
-from assay.traces.gates import GateReport
+from assay.traces.gates import VERIFIED, GateReport
 from assay.traces.hiding import Hider
 from assay.traces.records import subject_digest
+from assay.traces.restrictions import SHOWN, Restrictions
 from assay.traces.rows import as_json
+from assay.traces.sealing import SplitFinder, claim_salt
 from assay.traces.selection import Episode, Overlap, Turn, count_turns, left_out, read_groups, sealed_tasks
 from assay.traces.store import Store
 from assay.traces.writing import RowWriter, trl_files
@@ -40,8 +43,8 @@ _LEARNED_FROM = ("truncated", "parse")  # calls that are not clean, and yet what
 _TOLD = ("selection", "gates", "balance")
 
 
-@dataclass
-class ExportReport:
+@dataclass(repr=False)
+class ExportReport(Shown):
     """What `export_traces` did. `to_dict()` is the `--json` object."""
 
     path: Path
@@ -71,14 +74,14 @@ def export_traces(
     out: str | Path,
     config: ExportConfig,
     *,
-    rubric: Path | None = None,
+    rubric: Mapping[str, bytes] | None = None,
     bar: Callable[[int], contextlib.AbstractContextManager[Callable[[int], None]]] | None = None,
 ) -> ExportReport:
     """Writes `data.jsonl` (and `data.parquet` of transitions), `manifest.json`, a dataset card, and for `sft` and `grpo` a config
     for `trl`, into the folder `out`.
 
     Args:
-        rubric: YAML file of the rubric that a GRPO trainer is to score completions by.
+        rubric: files of the rubric that a GRPO trainer is to score completions by, by their places; the rubric's own first.
         bar: opens a progress bar for a number of transitions.
     Raises:
         ConfigError: the folder is there already, or a setting makes no sense.
@@ -92,8 +95,9 @@ def export_traces(
     if config.privacy_key is not None and Path(config.privacy_key).absolute().is_relative_to(folder):
         raise ConfigError(f"the key {config.privacy_key} would lie in the export and travel with it: keep it elsewhere")
     store.flush()
-    sealed, overlap = sealed_tasks(store)
-    run = _Export(store, config, sealed, overlap)
+    splits = SplitFinder(store)
+    sealed, overlap = sealed_tasks(store, splits)
+    run = _Export(store, config, sealed, overlap, splits)
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
@@ -106,6 +110,7 @@ def export_traces(
         (scratch / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
         os.chmod(scratch, 0o755)
         try:
+            claim_salt(store, splits.salt)  # what is exported as training data now can be no test task later
             store.put_artifact(str(folder), sorted(run.people))  # before it is there: what is made from somebody is never unnamed
             os.rename(scratch, folder)
         except OSError as error:
@@ -117,13 +122,15 @@ def export_traces(
 
 def _refuse_ungated(manifest: Mapping[str, Any], config: ExportConfig) -> None:
     if not manifest["rows"]:
-        why = "; ".join(f"{count} rollouts {reason}" for reason, count in manifest["left_out"].items()) or "the store holds none that fit"
+        counted = (f"{count} left out: {reason}" for reason, count in manifest["left_out"].items())
+        why = "; ".join(counted) or "the store holds none that fit"
         raise DataError(f"there is nothing to export as {config.kind}: {why}")
-    failed = [gate for gate in manifest["gates"] if not gate["passed"]]
-    if failed and not config.allow_ungated:
+    failed = [gate for gate in manifest["gates"] if gate["enforced"] and not gate["passed"]]
+    if failed:
         told = "; ".join(f"{gate['gate']} is {gate['value']} of {gate['required']}: {gate['missing']}" for gate in failed)
         raise UngatedExport(
-            f"the data does not pass its gates, nothing was written. {told}. --allow-ungated writes it all the same", manifest["gates"]
+            f"the data does not pass its gates, nothing was written. {told}. Mend the data, or set another limit (min_clean, privacy)",
+            manifest["gates"],
         )
 
 
@@ -142,10 +149,11 @@ def _without_gc() -> Iterator[None]:
 class _Export:
     """One pass over the store, and what it counts."""
 
-    def __init__(self, store: Store, config: ExportConfig, sealed: set[str], overlap: Overlap) -> None:
-        self.store, self.config, self.sealed, self.overlap = store, config, sealed, overlap
+    def __init__(self, store: Store, config: ExportConfig, sealed: set[str], overlap: Overlap, splits: SplitFinder) -> None:
+        self.store, self.config, self.sealed, self.overlap, self.splits = store, config, sealed, overlap, splits
         self.hider = Hider(config.privacy, config.privacy_key, JSON_COLUMNS if config.kind == "transitions" else ())
-        self.gates = GateReport(config.gates, verified=False)
+        gates = replace(config.gates, privacy="names") if config.privacy == "names" else config.gates
+        self.gates = GateReport(gates, finds_names=self.hider.finds_names)
         self.left = Counter(left_out(store, config.selection))
         self.people: set[str] = set()
         self.flat_groups = self.rollouts = self.groups = 0
@@ -161,7 +169,9 @@ class _Export:
             "rubrics": Counter(),
             "consent": Counter(),
             "runs": Counter(),
+            "splits": Counter(),
         }
+        self.restrictions = Restrictions(store, config.selection, splits)
         self.total = count_turns(store, config.selection)
         counts, self.batch = self._survey() if config.balance.method != "none" or config.advantage == "batch" else (Counter[tuple[str, ...]](), None)
         self.sampler = Sampler(counts, config.balance)
@@ -180,7 +190,7 @@ class _Export:
     def _groups(self, *, light: bool = False) -> Iterator[list[Episode]]:
         config, left = self.config, None if light else self.left
         means, by_task = "difficulty" in config.balance.by, config.group_by == "task"
-        return read_groups(self.store, config.selection, self.sealed, light=light, means=means, by_task=by_task, left=left)
+        return read_groups(self.store, config.selection, self.sealed, splits=self.splits, light=light, means=means, by_task=by_task, left=left)
 
     def _cell(self, episode: Episode) -> tuple[str, ...]:
         quality = episode.quality
@@ -290,9 +300,9 @@ class _Export:
         if self.batch is not None:
             return {"": self.batch}
         found: dict[str, Baseline] = {}
-        for episode in group:
-            if (credited := self._credited(episode)) is not None:
-                found.setdefault(self._group_of(episode), self._baseline()).add(credited[1])
+        known = [(self._group_of(episode), credited[1]) for episode in group if (credited := self._credited(episode)) is not None]
+        for name, values in sorted(known):  # not in the order of ids, which differ from run to run: the last bits of a sum depend on its order
+            found.setdefault(name, self._baseline()).add(values)
         self.flat_groups += sum(not baseline.spread for baseline in found.values())
         return found
 
@@ -323,7 +333,13 @@ class _Export:
         rollout, usable = episode.rollout, []
         if rollout.task_id != self._task:
             self._task, self._seen, self._said_before = rollout.task_id, {}, set()
+        refused = {turn.t for turn in episode.turns if self.restrictions.refuses(turn, rollout.inputs)}
+        self.left[SHOWN] += len(refused)
+        if refused and (self.config.kind == "grpo" or self.config.whole):
+            return []  # their rows are made of the whole rollout
         for turn in episode.turns:
+            if turn.t in refused:
+                continue
             problem = turn.problem(rollout, turn is episode.turns[-1])
             if problem is None and not turn.model:
                 problem = "provenance"
@@ -351,6 +367,8 @@ class _Export:
         self.overlap.see(rollout.task_id, rollout.inputs)
         if rollout.data_subject:
             self.people.add(subject_digest(rollout.data_subject))
+        for turn in episode.turns:
+            self.people |= self.restrictions.people(turn)
         models = {
             f"{turn.model}@{turn.weights[:12] or '?'}" + "".join(f"+{a[:12]}" for a in orjson.loads(turn.adapters_json)) for turn in episode.turns
         }
@@ -360,6 +378,7 @@ class _Export:
         self.said["rubrics"][rollout.rubric or "none"] += 1
         self.said["consent"]["given" if rollout.consent else "not asked"] += 1
         self.said["runs"][rollout.run_id or "none"] += 1
+        self.said["splits"][self.splits.of_inputs(rollout.inputs, rollout.split) or "none"] += 1
 
     # -- telling
 
@@ -374,13 +393,15 @@ class _Export:
             "format": FORMAT, "assay": __version__, "kind": config.kind, "rows": files["data.jsonl"]["rows"],
             "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "files": dict(files), "config": told,
             "filters": {**asdict(config.selection), "min_quality": config.min_quality if config.kind == "sft" else None},
-            "gates": self.gates.to_list(), "passed": self.gates.passed, "gated": not config.allow_ungated or self.gates.passed,
+            "gates": self.gates.to_list(), "passed": self.gates.passed, "gated": config.gates.gated or self.gates.passed,
             "transitions": self.gates.transitions, "rollouts": self.rollouts, "groups": self.groups,
-            "groups_without_spread": self.flat_groups, "problems": dict(self.gates.problems), "left_out": dict(self.left),
+            "groups_without_spread": self.flat_groups, "problems": dict(self.gates.problems),
+            "left_out": {reason: count for reason, count in self.left.items() if count},
             "task_types": self.hider.names(self.written), "sealed_tasks": len(self.sealed), "overlap": self.hider.plain(self.overlap.to_dict()),
             "balance": {**asdict(config.balance), "before": self._table(self.sampler.before), "after": self._table(self.sampler.after)},
             **({"columns": {"inputs": self.columns["inputs"], "outputs": sorted(self.columns["outputs"])}} if config.kind == "grpo" else {}),
-            "privacy": self.hider.to_dict(), "licence": config.licence,
+            "privacy": {**self.hider.to_dict(), "state": self.gates.state, "verified": self.gates.state == VERIFIED}, "licence": config.licence,
+            "salt": self.splits.salt,
             "tenants": list(config.selection.tenants), **{name: self.hider.names(counts) for name, counts in self.said.items()},
         }  # fmt: skip
 

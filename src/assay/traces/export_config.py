@@ -31,9 +31,8 @@ class ExportConfig:
         advantage: against the other rollouts of the group, of the whole batch, or none.
         group_by: what a group is: `group`, as it was collected, or `task`: all rollouts of a task, of whatever run.
         by_outcome: rollouts that reached `min_quality` and those that did not are groups of their own.
-        privacy: `auto`, `patterns`, `presidio` or `off`.
+        privacy: `auto` (names too, where the extra `privacy` is installed), `patterns`, `names` (required), `presidio`, or `off`.
         privacy_key: file of the key that makes surrogates the same in every export, and reversible; made where it is missing.
-        allow_ungated: write also where a gate fails; the manifest says so.
         licence: of the data, for the manifest.
     """
 
@@ -57,14 +56,13 @@ class ExportConfig:
     outcome: str = "human"
     privacy: str = "auto"
     privacy_key: Path | None = None
-    allow_ungated: bool = False
     licence: str = "not stated"
 
     def __post_init__(self) -> None:
         choices = (
             ("group_by", ("group", "task")), ("kind", KINDS),
             ("call", ("last", "first", "all")), ("advantage", ADVANTAGES), ("outcome", ("score", "human")),
-            ("privacy", ("auto", "patterns", "presidio", "off")), ("returns", RETURNS),
+            ("privacy", ("auto", "patterns", "names", "presidio", "off")), ("returns", RETURNS),
         )  # fmt: skip
         for name, allowed in choices:
             if getattr(self, name) not in allowed:

@@ -1,6 +1,6 @@
 """What data must meet before it is handed to training, each gate reported with its figure.
 
-The defaults are the field's numbers: 5,000 transitions, 95 % of them clean, privacy verified, five task types.
+The defaults are the field's numbers: 5,000 transitions, 95 % of them clean, anonymised, five task types.
 """
 
 import math
@@ -11,23 +11,38 @@ from typing import Any
 
 from assay.errors import ConfigError
 
-__all__ = ["GateReport", "Gates"]
+__all__ = ["FAILED", "PATTERNS", "VERIFIED", "GateReport", "Gates"]
+
+VERIFIED = "verified"  # patterns and names were looked for, and a second reading found nothing more
+PATTERNS = "patterns only"  # the same, but names were not looked for
+FAILED = "failed"  # nothing was anonymised, or the second reading found something
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gates:
-    """Least values; 0 switches a gate off, and the manifest says so."""
+    """Least values; 0 switches a gate off, and the manifest says so.
+
+    Cleanliness and privacy stop an export that fails them. Volume and diversity warn, unless it is `gated`: what is enough data depends on
+    what it is for.
+
+    `privacy` is what anonymisation must have reached: `patterns` (personal data that has a form), `names` (names too), or `off`.
+    """
 
     min_transitions: int = 5000
     min_clean: float = 0.95
     min_task_types: int = 5
-    privacy: bool = True
+    privacy: str | bool = "patterns"
+    gated: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_clean <= 1:
             raise ConfigError(f"min_clean={self.min_clean!r} must be between 0 and 1")
         if self.min_transitions < 0 or self.min_task_types < 0:
             raise ConfigError("min_transitions and min_task_types must be at least 0")
+        if isinstance(self.privacy, bool):
+            object.__setattr__(self, "privacy", "patterns" if self.privacy else "off")
+        if self.privacy not in ("patterns", "names", "off"):
+            raise ConfigError(f"privacy={self.privacy!r} must be patterns, names or off")
 
 
 @dataclass
@@ -40,6 +55,7 @@ class GateReport:
     task_types: Counter[str] = field(default_factory=Counter)  # clean transitions of each
     verified: bool = False  # what was anonymised was read again and nothing more was found
     residual: int = 0  # findings of that second reading
+    finds_names: bool = False  # whether names were looked for
 
     def see(self, task_type: str, problem: str | None) -> None:
         """Counts one transition."""
@@ -54,11 +70,16 @@ class GateReport:
         return self.transitions - sum(self.problems.values())
 
     @property
+    def failed(self) -> list[dict[str, Any]]:
+        """Gates that stop the export."""
+        return [gate for gate in self.to_list() if gate["enforced"] and not gate["passed"]]
+
+    @property
     def passed(self) -> bool:
         return all(gate["passed"] for gate in self.to_list())
 
     def to_list(self) -> list[dict[str, Any]]:
-        """One object a gate: `gate`, `passed`, `value`, `required`, and where it failed what is `missing`."""
+        """One object a gate: `gate`, `passed`, `enforced`, `value`, `required`, and where it failed what is `missing`."""
         share = self.clean / self.transitions if self.transitions else 0.0
         least, kinds = self.gates.min_transitions, len(self.task_types)
         worst = ", ".join(f"{count} {why}" for why, count in self.problems.most_common())
@@ -67,20 +88,39 @@ class GateReport:
         exact = Fraction(str(wanted))
         more = 0 if share >= wanted or wanted == 1 else math.ceil((exact * self.transitions - self.clean) / (1 - exact))
         return [
-            _gate("transitions", self.clean, least, f"{least - self.clean} more clean transitions"),
+            _gate("transitions", self.clean, least, f"{least - self.clean} more clean transitions", enforced=self.gates.gated),
             _gate("clean", share, wanted, f"{worst or 'there are none'}" + (f"; {more} more clean transitions would do" if more else "")),
-            _gate("task types", kinds, self.gates.min_task_types, f"{self.gates.min_task_types - kinds} more task types"),
-            {
-                "gate": "privacy verified", "passed": self.verified or not self.gates.privacy, "value": self.verified, "required": self.gates.privacy,
-                **({} if self.verified or not self.gates.privacy else {"missing": self._unverified()}),
-            },
+            _gate("task types", kinds, self.gates.min_task_types, f"{self.gates.min_task_types - kinds} more task types", enforced=self.gates.gated),
+            self._privacy(),
         ]  # fmt: skip
 
-    def _unverified(self) -> str:
+    @property
+    def state(self) -> str:
+        """What anonymisation reached: `VERIFIED`, `PATTERNS` or `FAILED`."""
+        return FAILED if not self.verified else VERIFIED if self.finds_names else PATTERNS
+
+    def _privacy(self) -> dict[str, Any]:
+        state, wanted = self.state, self.gates.privacy
+        gate: dict[str, Any] = {
+            "gate": "privacy",
+            "enforced": True,
+            "value": state,
+            "required": {"names": VERIFIED, "patterns": PATTERNS, "off": "nothing"}[str(wanted)],
+        }
+        gate["passed"] = wanted == "off" or state == VERIFIED or (state == PATTERNS and wanted == "patterns")
+        if not gate["passed"]:
+            gate["missing"] = self._missing(state)
+        elif state == PATTERNS:
+            gate["warning"] = "names were not looked for; install 'assay[privacy]' with a language model, or require it with --privacy names"
+        return gate
+
+    def _missing(self, state: str) -> str:
+        if state == PATTERNS:
+            return "names were not looked for; install 'assay[privacy]' with a language model"
         found = f"a second reading still found {self.residual} personal values" if self.residual else "nothing was anonymised"
         return f"{found}; export with --privacy auto"
 
 
-def _gate(name: str, value: float, required: float, missing: str) -> dict[str, Any]:
+def _gate(name: str, value: float, required: float, missing: str, *, enforced: bool = True) -> dict[str, Any]:
     passed = value >= required
-    return {"gate": name, "passed": passed, "value": value, "required": required, **({} if passed else {"missing": missing})}
+    return {"gate": name, "passed": passed, "enforced": enforced, "value": value, "required": required, **({} if passed else {"missing": missing})}

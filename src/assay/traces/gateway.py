@@ -16,8 +16,10 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from assay.errors import AssayError, ConfigError, StoreError
-from assay.traces.dialects import DIALECTS, Answer, answer_of, chat_messages
+from assay.errors import AssayError, ConfigError, FailureKind, StoreError, UnknownRollout
+from assay.models.failures import failure_of_call
+from assay.models.roles import is_embedded
+from assay.traces.dialects import DIALECTS, chat_messages
 from assay.traces.live import Live, LiveRollouts, check_status, rollout_id_of
 from assay.traces.passing import Passed, is_constrained, json_body, pass_on, storable
 from assay.traces.records import Transition
@@ -28,7 +30,7 @@ __all__ = ["Gateway"]
 
 _LOG = logging.getLogger("assay.gateway")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
-_LEFT = "the client went away before the answer was complete"
+_STATUS = {FailureKind.TIMEOUT: 504, FailureKind.CONTEXT: 400}  # of a failed call by its kind; others are 502
 Upstream = HttpUpstream | LitellmUpstream
 
 
@@ -114,9 +116,10 @@ class Gateway:
             return await handler(request)
         except ConfigError as error:
             return _error(422, str(error))
+        except UnknownRollout as error:
+            return _error(404, str(error))
         except StoreError as error:
-            missing = "no rollout" in str(error)
-            return _error(404 if missing else 503, str(error))
+            return _error(503, str(error))
         except AssayError as error:
             return _error(500, str(error))
         except web.HTTPRequestEntityTooLarge:
@@ -171,20 +174,19 @@ class Gateway:
                 choices = body["n"] if isinstance(body.get("n"), int) else 1
                 return await pass_on(request, reply, passed, live.rollout.id, keep, choices=choices)
         except AssayError as error:  # a package that is missing: the caller is told which
-            passed.error = str(error)
+            passed.fail(str(error), FailureKind.MODEL)
             raise
         except (ConnectionResetError, asyncio.CancelledError):
-            passed.error = _LEFT
+            passed.left = True
+            passed.fail("the client went away before the answer was complete", FailureKind.CAP)
             raise
-        except (OSError, TimeoutError) as error:
-            passed.error = passed.error or f"{type(error).__name__}: {error}"
+        except Exception as error:  # of the upstream; aiohttp's client errors are no OSErrors all of them
+            kind = failure_of_call(error)
+            passed.fail(f"{type(error).__name__}: {error}", kind)
             if passed.response is None:
-                return _error(502, f"the upstream does not answer: {type(error).__name__}", rollout=live.rollout.id)
-            raise
-        except Exception as error:  # aiohttp's client errors are no OSErrors all of them
-            passed.error = passed.error or f"{type(error).__name__}: {error}"
-            if passed.response is None:
-                return _error(502, f"the upstream broke off: {type(error).__name__}", rollout=live.rollout.id)
+                return _error(_STATUS.get(kind, 502), f"the upstream does not answer: {type(error).__name__}", rollout=live.rollout.id)
+            if isinstance(error, OSError):
+                raise
             raise ConnectionResetError(str(error)) from error
         finally:
             keep()
@@ -212,37 +214,14 @@ class Gateway:
 
     def _keep(self, live: Live, transition: Transition, messages: list[dict[str, Any]], dialect: str, passed: "Passed") -> None:
         """A call that has ended becomes a transition. What cannot be read of it is kept as text with an error, never dropped."""
-        answer: Answer | None = None
-        response_id = None
-        transition.error = passed.error
-        try:
-            body, complete = passed.read(dialect)
-            if transition.error == _LEFT and passed.streamed and complete:
-                transition.error = None  # many close the connection at the last event
-            if body is not None:
-                transition.response = {"body": body}
-                response_id = body.get("id") if dialect != "chat" else None
-                answer = answer_of(dialect, body)
-                transition.output, transition.token_ids, transition.logprobs = answer.text, answer.token_ids, answer.logprobs
-                transition.prompt_tokens, transition.completion_tokens = answer.prompt_tokens, answer.completion_tokens
-                if transition.completion_tokens is None and answer.logprobs is not None:
-                    transition.completion_tokens = len(answer.logprobs)
-            if passed.status >= 400:
-                transition.error = transition.error or f"HTTP {passed.status}: {passed.text[:500]}"
-                answer = None
-            elif not complete:
-                transition.error = transition.error or "the answer was not complete"
-            elif body is None:
-                transition.error = transition.error or "the answer could not be read"
-        except Exception as error:
-            transition.error, transition.output = transition.error or f"the answer could not be read: {error}", passed.text[:20_000]
+        answer, response_id = passed.answer(dialect, transition)
         if transition.error is not None:  # servers say back what they were sent
             for secret in (*passed.secrets, getattr(live.upstream, "key", None) or ""):
                 transition.error = transition.error.replace(secret, "[key]") if len(secret) > 3 else transition.error
         transition.cost_usd = live.upstream.price_usd
         try:
             again = not 400 <= passed.status < 500 or passed.status in (408, 409, 429)
-            self.rollouts.answered(live, transition, messages, answer if transition.error is None else None, response_id, again=again)
+            self.rollouts.answered(live, transition, messages, answer, response_id, again=again)
             self.stored += 1
         except Exception as error:  # the caller has its answer; the audit will say that this one is missing
             _LOG.error("a call could not be stored: %s: %s", type(error).__name__, error)
@@ -278,10 +257,11 @@ class Gateway:
         told = json_body(await request.read() or b"{}")
         status, error = str(told.get("status", "done")), _text_or_none(told.get("error"))
         check_status(status)
+        failure = _failure_kind(told.get("failure"))
         if told.get("reward") is not None:
             await asyncio.to_thread(self.store.flush)
             self.rollouts.reward(self._id(request), told["reward"])
-        found = self.rollouts.close(self._id(request), status=status, prediction=told.get("prediction"), error=error)
+        found = self.rollouts.close(self._id(request), status=status, prediction=told.get("prediction"), error=error, failure=failure)
         return web.json_response({"id": found.id, "status": found.status})
 
     async def _feedback(self, request: web.Request) -> web.Response:
@@ -306,7 +286,7 @@ class Gateway:
         if not isinstance(name, str) or not name:
             raise ConfigError('name the model: {"model": "embedded/smollm2-135m"}')
         first = self._upstreams[0]
-        if self.one_server and isinstance(first, HttpUpstream) and not name.startswith("embedded/"):
+        if self.one_server and isinstance(first, HttpUpstream) and not is_embedded(name):
             upstream: Upstream = replace(first, name=name, model=name.removeprefix("openai/"), _session=None)  # another of the same server's
         else:
             upstream = await asyncio.to_thread(upstream_of, name)  # by name alone: a server's address would be anybody's to choose
@@ -337,15 +317,24 @@ class Gateway:
         in_flight = sum(live.in_flight for live in rollouts.open.values())
         return {
             "calls": self.asked, "stored": self.stored - self.store.dropped, "in_flight": in_flight,
-            "unseen": self.unseen, "not_spoken": dict(self.past), "open": len(rollouts.open), "closed": rollouts.closed,
+            "unrecorded": self.unrecorded, "not_spoken": dict(self.past), "open": len(rollouts.open), "closed": rollouts.closed,
             "unclosed": rollouts.unclosed, "model": self.upstream.name,
         }  # fmt: skip
 
     @property
-    def unseen(self) -> int:
+    def unrecorded(self) -> int:
         """Calls that went to a model and are not in the store."""
         in_flight = sum(live.in_flight for live in self.rollouts.open.values())
         return max(0, self.asked - in_flight - self.stored) + self.store.dropped
+
+
+def _failure_kind(value: Any) -> FailureKind | None:
+    if value is None:
+        return None
+    try:
+        return FailureKind(value)
+    except ValueError:
+        raise ConfigError(f"failure={value!r} must be one of {', '.join(FailureKind)}") from None
 
 
 def _text_or_none(value: Any) -> str | None:

@@ -27,7 +27,7 @@ _KEPT = frozenset(  # columns that nobody's words stand in
 
 class Hider:
     """Args:
-    engine: as in `Anonymizer`, or `off`.
+    engine: as in `Anonymizer`, `names` (that of names, which must be installed), or `off`.
     key: file of the key; surrogates are then the same in every export that uses it. None: a key of this export alone.
     encoded: columns that are JSON text, and stay so.
     """
@@ -37,6 +37,10 @@ class Hider:
         self._named: dict[Known, None] = {}  # that tasks know of and that stand in what the manifest says
         self.key_path, self.rows, self.checked, self.residual, self.untokened = key, 0, 0, 0, 0
         self.anonymizer = None if engine == "off" else Anonymizer(_secret(key), engine=engine)
+
+    @property
+    def finds_names(self) -> bool:
+        return self.anonymizer is not None and self.anonymizer.finds_names
 
     @property
     def verified(self) -> bool:

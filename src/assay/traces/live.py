@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from assay.datasets import SPLITS
-from assay.errors import ConfigError, StoreError
+from assay.errors import ConfigError, FailureKind, StoreError, UnknownRollout
 from assay.traces.dialects import Answer, Message, insisted_tool, tool_results
 from assay.traces.records import Rollout, Transition, new_id
 from assay.traces.store import Store
@@ -45,7 +45,7 @@ class Live:
     turns: int = 0
     in_flight: int = 0
     touched: float = field(default_factory=time.monotonic)
-    broken: bool = False  # its last call failed
+    broken: FailureKind | None = None  # how its last call failed
     ended_as: str | None = None  # how it had ended before a late call opened it again
     waiting: dict[str, tuple[Transition, int]] = field(default_factory=dict)  # tool calls without a result, by id
     keys: set[bytes] = field(default_factory=set)  # conversations it could go on from
@@ -155,10 +155,12 @@ class LiveRollouts:
     ) -> None:
         """Keeps a call that has ended, however it ended. `again`: it failed in a way that clients try again by themselves."""
         live.in_flight -= 1
-        live.broken = transition.error is not None
+        live.broken = transition.failure if transition.error is not None else None
         live.touched = time.monotonic()
         if answer is not None:
             transition.tools = answer.tool_calls()
+            if any(tool.error is not None for tool in transition.tools):  # arguments that are no JSON object
+                transition.failure = FailureKind.PARSE
             for at, (call_id, _, _) in enumerate(answer.tools):
                 if call_id:
                     live.waiting[call_id] = (transition, at)
@@ -167,8 +169,8 @@ class LiveRollouts:
             typed = insisted_tool(transition.request)
             if (given := next((arguments for _, name, arguments in answer.tools if name == typed), None)) is not None:
                 live.rollout.prediction = {"answer": given}  # a tool it had to call is how clients ask for a typed answer
-            elif answer.text or not answer.tools:
-                live.rollout.prediction = {"answer": answer.text}
+            elif answer.output or not answer.tools:
+                live.rollout.prediction = {"answer": answer.output}
             self._expect(live, _chain([*messages, answer.message])[-1])
             if response_id:
                 self._by_response[response_id] = live.rollout.id
@@ -192,7 +194,7 @@ class LiveRollouts:
 
         Raises:
             ConfigError: no finite number, out of range, or no such turn.
-            StoreError: there is no such rollout.
+            UnknownRollout: there is no such rollout.
         """
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
             raise ConfigError(f"reward={value!r} must be a finite number of at most {_LARGEST:g}; where nothing is known, post none")
@@ -226,22 +228,28 @@ class LiveRollouts:
                     waiting.step_rewards[criterion[:100]] = value
         return rollout
 
-    def close(self, name: str, *, status: str = "done", prediction: Any = None, error: str | None = None) -> Rollout:
+    def close(
+        self, name: str, *, status: str = "done", prediction: Any = None, error: str | None = None, failure: FailureKind | None = None
+    ) -> Rollout:  # fmt: skip
         """Ends a rollout.
 
+        Args:
+            failure: its kind where the status is `failed` or `error`; by default that of its last call, else `agent` or `model`.
         Raises:
-            ConfigError: an unknown status. StoreError: no such rollout is open here, or was left open by a gateway that is gone.
+            ConfigError: an unknown status. UnknownRollout: no such rollout is open here, or was left open by a gateway that is gone.
         """
         check_status(status)
         live = self.open.pop(rollout_id_of(name), None)
         if live is None:
             left = self.stored(name)
             if left is None or left.status != "running":
-                raise StoreError(f"no rollout {name!r} is open")
+                raise UnknownRollout(f"no rollout {name!r} is open")
             live = Live(left, None, True)
             left.transitions = []
         rollout = live.rollout
         rollout.status, rollout.error, rollout.ended_at = status, error, time.time()
+        by_default = live.broken or (FailureKind.AGENT if status == "failed" else FailureKind.MODEL)
+        rollout.failure = None if status == "done" else failure or by_default
         if prediction is not None:
             rollout.prediction = dict(prediction) if isinstance(prediction, Mapping) else {"answer": prediction}
         for key in live.keys:
@@ -264,10 +272,10 @@ class LiveRollouts:
         found = [live for live in self.open.values() if all_of_them or (not live.in_flight and live.touched < late)]
         for live in found:
             if live.ended_as is not None:
-                self.close(live.rollout.id, status=live.ended_as)
+                self.close(live.rollout.id, status=live.ended_as, failure=live.rollout.failure)
             elif live.explicit:
                 self.unclosed += 1
-                self.close(live.rollout.id, status="error", error=_NEVER_CLOSED)
+                self.close(live.rollout.id, status="error", error=_NEVER_CLOSED, failure=live.broken or FailureKind.AGENT)
             elif live.broken:
                 self.close(live.rollout.id, status="error", error="its last call failed")
             else:
@@ -287,6 +295,7 @@ def close_left(store: Store, *, idle_s: float) -> dict[str, int]:
         if time.time() - max([rollout.started_at, *(t.started_at + t.latency_ms / 1000 for t in rollout.transitions)]) < idle_s:
             continue
         rollout.status = "error" if rollout.prediction is None else "done"
+        rollout.failure = FailureKind.AGENT if rollout.prediction is None else None
         rollout.error, rollout.ended_at, rollout.transitions = _NEVER_CLOSED if rollout.prediction is None else None, time.time(), []
         store.put_rollout(rollout)
         ended[rollout.status] += 1

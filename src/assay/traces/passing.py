@@ -9,15 +9,18 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from assay.errors import ConfigError
-from assay.traces.dialects import read_events
+from assay.errors import ConfigError, FailureKind
+from assay.traces.dialects import Answer, answer_of, error_in, is_context_error
+from assay.traces.events import read_events
+from assay.traces.records import Transition
 
 __all__ = ["Passed", "is_constrained", "json_body", "pass_on", "storable"]
 
 _DEEPEST = 200  # of a request: what trainers and databases read
 _KEPT = 64 << 20  # bytes of one answer that are kept
 _LAST = re.compile(rb"\n(?:data: ?\[DONE\]|event: ?(?:message_stop|response\.(?:completed|incomplete|failed)))")  # a stream's last event
-_FINISH = re.compile(rb'"finish_reason": ?"')  # in a chat's chunk: what comes after it is the usage and the end
+# In a chat's chunk, after which come the usage and the end. Some servers send "" until then.
+_FINISH = re.compile(rb'"finish_reason"\s*:\s*"[^"]')
 _SECRETS = ("api_key", "api_base", "base_url", "headers", "extra_headers")  # some clients put these into a body
 
 
@@ -38,6 +41,8 @@ class Passed:
         self.streamed = self.kept = self._ending = False
         self._tail = b"\n"
         self.error: str | None = None
+        self.failure: FailureKind | None = None
+        self.left = False  # the client went away
         self.secrets: list[str] = []  # what may be said back in an error
         self.response: web.StreamResponse | None = None
 
@@ -68,11 +73,74 @@ class Passed:
                 with suppress(ValueError):
                     event = _json(data)
                     events += [event] if isinstance(event, dict) else []
-        broken = next((event["error"] for event in events if event.get("error")), None)
+        broken = next((found for event in events if (found := _event_error(event))), None)
         if broken is not None:
-            self.error = self.error or f"the upstream: {json.dumps(broken)[:500]}"
+            self.fail(f"the upstream: {json.dumps(broken)[:500]}", FailureKind.CONTEXT if is_context_error(broken) else FailureKind.MODEL)
         body, complete = read_events(dialect, events)
         return body, complete and self.size <= _KEPT
+
+    def fail(self, error: str, kind: FailureKind) -> None:
+        """Notes what went wrong; what was noted first stays."""
+        if self.error is None:
+            self.error, self.failure = error, kind
+
+    def answer(self, dialect: str, transition: Transition) -> tuple[Answer | None, str | None]:
+        """Puts what went by into a transition, failures with their kind; gives the answer, unless it failed, and the response's id."""
+        answer = response_id = None
+        try:
+            body, complete = self.read(dialect)
+            if self.left and self.streamed and complete:
+                self.error = self.failure = None  # many close the connection at the last event
+            if body is not None:
+                response_id = body.get("id") if dialect != "chat" else None
+                answer = _fill(transition, dialect, body)
+            self._judge(dialect, body, complete)
+        except Exception as error:
+            self.fail(f"the answer could not be read: {error}", FailureKind.MODEL)
+            transition.output = self.text[:20_000]
+        transition.error, transition.failure = self.error, self.failure
+        return answer if self.error is None else None, response_id
+
+    def _judge(self, dialect: str, body: dict[str, Any] | None, complete: bool) -> None:
+        """Whether this was an answer, by status, shape and codes."""
+        if self.status >= 400:
+            told = _json_or_none(b"".join(self.parts))
+            error = told.get("error", told) if isinstance(told, dict) else None
+            timed_out = self.status in (408, 504)
+            kind = FailureKind.CONTEXT if is_context_error(error) else FailureKind.TIMEOUT if timed_out else FailureKind.MODEL
+            self.fail(f"HTTP {self.status}: {self.text[:500]}", kind)
+        elif body is not None and (found := error_in(dialect, body)) is not None:
+            kind = FailureKind.CONTEXT if is_context_error(found) else FailureKind.MODEL
+            self.fail(f"the upstream answered {json.dumps(found, default=str)[:500]}", kind)
+        elif not complete:
+            self.fail("the answer was not complete", FailureKind.MODEL)
+        elif body is None:
+            self.fail("the answer could not be read", FailureKind.MODEL)
+
+
+def _fill(transition: Transition, dialect: str, body: dict[str, Any]) -> Answer:
+    transition.response = {"body": body}
+    answer = answer_of(dialect, body)
+    transition.output, transition.token_ids, transition.logprobs = answer.output, answer.token_ids, answer.logprobs
+    transition.prompt_tokens, transition.completion_tokens = answer.prompt_tokens, answer.completion_tokens
+    transition.thinking_tokens = answer.thinking_tokens
+    if transition.completion_tokens is None and answer.logprobs is not None:
+        transition.completion_tokens = len(answer.logprobs)
+    return answer
+
+
+def _event_error(event: dict[str, Any]) -> Any:
+    """The error that an event of a stream tells: OpenAI's chat and Anthropic's nest it, OpenAI's Responses tell it flat or in the response."""
+    response = event.get("response")
+    inner = response.get("error") if isinstance(response, dict) else None
+    return event.get("error") or inner or ({k: event[k] for k in ("code", "message") if k in event} if event.get("type") == "error" else None)
+
+
+def _json_or_none(raw: bytes) -> Any:
+    try:
+        return _json(raw)
+    except (ValueError, RecursionError):
+        return None
 
 
 async def pass_on(
@@ -105,8 +173,8 @@ async def pass_on(
             continue
         await response.write(held + chunk)
         held = b""
+    keep()  # a stream that broke has no last event; the client must not see its end before it is stored
     if held:
-        keep()
         await response.write(held)
     await response.write_eof()
     return response

@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import ConfigError, DataError, MissingExtra
+from assay.traces.privacy_forms import FINDERS as FORMS
 from assay.traces.privacy_names import TYPES, WORDS, Known, known_in, name_engine, unescaped
+from assay.traces.privacy_numbers import FINDERS as NUMBERS
 from assay.traces.privacy_patterns import FINDERS, LABEL, Found, named_secret, normal, small
 
 __all__ = ["TYPES", "Anonymizer", "Found", "Known", "key_of", "restore"]
@@ -36,6 +38,7 @@ _SHAPE_IN = re.compile(  # the same, each alternative beginning with a letter: s
     r"|person[0-9a-f]{8}@example\.org|\+1-[2-9]\d\d-555-01\d\d(?:x\d{4})?|00(?<=[A-Z]{2}00)\d{11,29}|400000\d{10}(?!\d)|000-\d\d-\d{4}|666-\d\d-\d{4}"
     r"|1[1-8]\d\d-\d\d-\d\d(?!\d)|2[45]\d(?:\.\d{1,3}){3}|2001:db8(?::[0-9a-f]{1,4}){6}|02:00:5e(?::[0-9a-f]{2}){3}"
 )
+_DIGIT, _LETTER = re.compile(r"\d"), re.compile(r"[^\W\d_]{2}")
 _ROUNDS = 4  # a replacement may show what was hidden before; a name model reads the text anew
 _PART = 1500  # characters at least
 _CACHE = 20_000_000  # characters
@@ -175,6 +178,8 @@ class Anonymizer:
     def _spans(self, text: str, known: tuple[Known, ...], names: bool) -> list[Found]:
         lower = small(text)
         ranked = [(1 if found.type != "secret" else 0, found) for finder in FINDERS for found in finder(text, lower)]
+        if _DIGIT.search(text) and _LETTER.search(text):
+            ranked += [(1, found) for finder in (*NUMBERS, *FORMS) for found in finder(text, lower)]
         if known:
             ranked += [(0 if found.type == "secret" else 1, found) for found in known_in(text, lower, known)]
         if names and self._names is not None:
@@ -266,6 +271,8 @@ def _surrogate(kind: str, value: str, digest: bytes, turn: int) -> str:
     """A value's surrogate: of its type's shape, and nobody's."""
     n = int.from_bytes(digest[:16])
     match kind:
+        case "date":  # as a day of birth
+            return _surrogate("dob", value, digest, turn)
         case "email":
             return f"person{digest.hex()[:8]}@example.org"
         case "phone":  # 555-0100 to 555-0199: for fiction

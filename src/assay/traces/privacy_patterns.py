@@ -349,7 +349,7 @@ def _machines(text: str, lower: str) -> Iterator[Found]:
         for m in _V4.finditer(text):
             before = text[max(0, m.start() - 16) : m.start()]
             outline = len(m[0]) == 7 and not _IP_BEFORE.search(before)  # 1.2.3.4 is a section or a version, if nothing says otherwise
-            if not outline and not _VERSION_BEFORE.search(before):
+            if not outline and not _VERSION_BEFORE.search(before) and not _is_version(m[0], before, text[m.end() : m.end() + 12]):
                 yield from _address(m)
     if _V6_GATE.search(text):
         yield from (found for m in _V6.finditer(text) if _V6_KINDS.match(m[0]) for found in _address(m))
@@ -358,6 +358,15 @@ def _machines(text: str, lower: str) -> Iterator[Found]:
             value = normal("mac", m[0])
             if not value.startswith(("02005e", "00005e0053")) and len(set(value)) > 1 and not (m[0][4] == "." and value.isdigit()):
                 yield Found("mac", *m.span(), value)
+
+
+def _is_version(address: str, before: str, after: str) -> bool:
+    """Whether four small numbers are more likely a version's: no word says that they are an address, and a name stands before them."""
+    small = all(int(part) < 32 for part in address.split("."))
+    named = re.search(
+        r"(?:(?:^|[\s(])[A-Z][\w+#-]*|\b(?:app|driver|package|library|firmware|kernel|module|plugin|sdk|api|model|patch|update|client v)) $", before
+    )
+    return small and named is not None and not _IP_BEFORE.search(before) and not re.match(r"[:/]\d", after)
 
 
 def _address(m: re.Match[str]) -> Iterator[Found]:

@@ -13,13 +13,23 @@ from typing import Any
 import dspy
 from dspy.utils.callback import BaseCallback
 
+from assay.datasets.tasks import content_hash
+from assay.errors import FailureKind
 from assay.models import Call
+from assay.models.failures import failure_of_program
+from assay.models.transports import enter_accounted, leave_accounted
+from assay.traces.dialects import answer_of, chat_messages
+from assay.traces.identity import RolloutIds, outside_id
+from assay.traces.missed import NOTHING, Unrecorded
 from assay.traces.records import Rollout, ToolCall, Transition
+from assay.traces.shown import TaskTexts, message_texts
 from assay.traces.store import Store
+from assay.traces.unrecorded import UnrecordedCalls
 
-__all__ = ["Recorder", "aside", "current_rollout"]
+__all__ = ["Recorder", "aside", "current_rollout", "note_failure"]
 
 _KEY = "assay_rollout"
+_COUNT = "assay_unrecorded"
 _TEXT = 20_000  # characters of a tool's result that are kept
 
 
@@ -27,6 +37,11 @@ def current_rollout() -> Rollout | None:
     """The rollout that is open in this thread or task."""
     found = dspy.settings.get(_KEY)
     return found if isinstance(found, Rollout) else None
+
+
+def _missed_here() -> UnrecordedCalls | None:
+    found = dspy.settings.get(_COUNT)
+    return found if isinstance(found, UnrecordedCalls) else None
 
 
 @contextmanager
@@ -41,20 +56,44 @@ def aside(rollout: Rollout) -> Iterator[Rollout]:
         yield rollout
 
 
+def note_failure(kind: FailureKind) -> None:
+    """Gives the latest call of the open rollout its failure kind, where it has none: for programs that see it themselves."""
+    rollout = current_rollout()
+    if rollout is None or not rollout.transitions or rollout.transitions[-1].failure is not None:
+        return
+    rollout.transitions[-1].failure = kind
+    for callback in dspy.settings.callbacks:
+        if isinstance(callback, Recorder) and callback.store is not None:
+            callback.store.put_transition(rollout.id, rollout.transitions[-1])
+            return
+
+
 class Recorder(BaseCallback):  # type: ignore[misc]
     """Pass `recorder.observe` to `get_lm(observers=…)`, and run programs inside `recorder.rollout(…)`.
 
     As a DSPy callback it also sees tool calls, and counts LM calls that did not come through an observed engine
-    (`unseen`): a program that makes its own `dspy.LM` is counted, never silently missed.
+    (`unrecorded`): a program that makes its own `dspy.LM`, or calls a model with another client, is counted, never silently missed.
+
+    Args:
+        replayable: whether rollouts get ids that a replay of the run gives again, see `RolloutIds`.
+        resumed: whether the store may hold rollouts of these ids from an earlier attempt; their further transitions are removed.
     """
 
-    def __init__(self, store: Store | None = None, *, run_id: str = "", unseen: int = 0) -> None:
+    def __init__(
+        self, store: Store | None = None, *, run_id: str = "", unrecorded: Unrecorded = NOTHING, replayable: bool = False, resumed: bool = False
+    ) -> None:  # fmt: skip
         self.store, self.run_id = store, run_id
-        self.phase = ""
-        self.unseen = unseen
+        self.phase = self.scope = ""
+        self.resumed, self._ids = resumed, RolloutIds() if replayable else None
+        self._missed = UnrecordedCalls(unrecorded)
+        self._counted: set[str] = set()  # LM calls that are counted as unrecorded and not over yet
+        self.texts = TaskTexts()  # tasks that demonstrations may come from
+        self.carried: frozenset[str] = frozenset()  # tasks whose demonstrations the program brought along, as its artifact says
+        self.shown: set[str] = set()  # all that was shown so far
         self._lock = threading.Lock()
         self._tools: dict[str, tuple[Rollout, ToolCall]] = {}
-        self._loose: dict[str, Rollout] = {}
+        self._parsing: dict[str, str] = {}
+        self._loose: dict[tuple[str, str], Rollout] = {}
 
     def __deepcopy__(self, memo: object) -> "Recorder":
         return self
@@ -69,19 +108,47 @@ class Recorder(BaseCallback):  # type: ignore[misc]
     def rollout(self, rollout: Rollout) -> Iterator[Rollout]:
         """Opens a rollout. It is written when it opens and again when it closes, however it closes."""
         rollout.run_id, rollout.phase = rollout.run_id or self.run_id, rollout.phase or self.phase
+        if self._ids is not None:
+            rollout.id = self._ids.of(rollout, scope=self.scope)
         self._put(rollout)
         try:
-            with dspy.context(**{_KEY: rollout}):
+            with self._missed.rollout(_missed_here) as missed, dspy.context(**{_KEY: rollout, _COUNT: missed}):
                 yield rollout
         except BaseException as error:
             if rollout.status == "running":
-                rollout.status, rollout.error = "error", f"{type(error).__name__}: {error}"
+                rollout.status, rollout.error, rollout.failure = "error", f"{type(error).__name__}: {error}", failure_of_program(error)
             raise
         finally:
             if rollout.status == "running":
                 rollout.status = "done"
             rollout.ended_at = time.time()
             self._put(rollout)
+            self._trim(rollout)
+
+    @contextmanager
+    def within(self, scope: str) -> Iterator[None]:
+        """Rollouts inside get other ids than those of the same phase, task and program in other scopes, such as trials of a study."""
+        before, self.scope = self.scope, scope
+        try:
+            yield
+        finally:
+            self.scope = before
+
+    def finish(self) -> None:
+        """To be called at the end of a run: removes what an earlier attempt had recorded beyond this one."""
+        with self._lock:
+            loose = list(self._loose.values())
+        for rollout in loose:
+            self._trim(rollout)
+
+    def owner(self) -> str:
+        """The id of the rollout that a call made now belongs to."""
+        rollout = current_rollout()
+        return outside_id(self.run_id, self.phase, self.scope) if rollout is None else rollout.id
+
+    def _trim(self, rollout: Rollout) -> None:
+        if self.resumed and self.store is not None:
+            self.store.trim(rollout.id, len(rollout.transitions))
 
     def scored(self, rollout: Rollout, step_rewards: Sequence[dict[str, float]] = ()) -> None:
         """Writes the rollout again, with its score and verdicts, and those of its transitions that earned a step reward."""
@@ -91,27 +158,46 @@ class Recorder(BaseCallback):  # type: ignore[misc]
             if rewards and self.store is not None:
                 self.store.put_transition(rollout.id, transition)
 
-    def take_in(self, rollouts: Sequence[Rollout], transitions: Sequence[tuple[str, Transition]], *, unseen: int = 0) -> None:
+    def take_in(self, rollouts: Sequence[Rollout], transitions: Sequence[tuple[str, Transition]], *, unrecorded: Unrecorded | None = None) -> None:
         """Keeps what a recorder on another host recorded of this run: rollouts, transitions by rollout id, and calls it missed."""
-        with self._lock:
-            self.unseen += unseen
+        if unrecorded is not None:
+            self._missed.add(unrecorded.calls)
+            if unrecorded.reason is not None:
+                self._missed.hide(unrecorded.reason)
         for rollout in rollouts:
             rollout.run_id = self.run_id
             self._put(rollout)
         if self.store is not None:
             for rollout_id, transition in transitions:
                 self.store.put_transition(rollout_id, transition)
+        for rollout in rollouts:
+            self._trim(rollout)
+
+    @property
+    def unrecorded(self) -> Unrecorded:
+        """LM calls that did not come through an observed engine, as far as they can be seen."""
+        return self._missed.total
+
+    def recorded_by_hand(self) -> None:
+        """To be called within a rollout: one of its calls that was counted as unrecorded has been recorded by whoever made it."""
+        found = _missed_here()
+        if found is not None and found.total.calls:
+            found.add(-1)
 
     def observe(self, call: Call) -> None:
         """Receives one LM call from an engine, in the thread that made it."""
         rollout = current_rollout() or self._outside()
+        shown = self._shown(call, rollout)
         with self._lock:
+            self.shown.update(shown)
             transition = Transition(
                 t=len(rollout.transitions), model=call.model, weights=call.weights, adapters=call.adapters,
-                request=call.request, response=call.response, output=call.text, error=call.error,
+                request=call.request, response=call.response, output=call.text, error=call.error, failure=call.failure,
                 constrained=call.constrained, cached=call.cached, prompt_tokens=call.prompt_tokens,
-                completion_tokens=call.completion_tokens, token_ids=call.token_ids, logprobs=call.logprobs,
+                completion_tokens=call.completion_tokens, thinking_tokens=call.thinking_tokens, token_ids=call.token_ids, logprobs=call.logprobs,
+                shown_tasks=shown,
                 latency_ms=call.latency_ms, cost_usd=call.cost_usd, started_at=call.started_at,
+                tools=[] if call.response is None else answer_of(None, call.response).tool_calls(),
             )  # fmt: skip
             rollout.transitions.append(transition)
             if not rollout.model:
@@ -121,12 +207,29 @@ class Recorder(BaseCallback):  # type: ignore[misc]
         if rollout.source == "outside":  # it lives as long as the run: keep its row, not its texts
             rollout.transitions[-1] = Transition(t=transition.t, model=call.model, request={})
 
+    def _shown(self, call: Call, rollout: Rollout) -> tuple[str, ...]:
+        """The tasks that a call shows beside its own."""
+        if not self.texts and not self.carried:
+            return ()
+        messages = message_texts(chat_messages(call.request))
+        own = content_hash(rollout.inputs) if rollout.inputs else ""
+        with self._lock:
+            found = self.texts.shown(messages, own=own)
+            if own and self.texts:
+                self.texts.asked(own, messages)
+        if self.carried and len(messages) > 2:  # more than instructions and the task at hand
+            found = tuple(sorted({*found, *self.carried} - {own}))
+        return found
+
     def _outside(self) -> Rollout:
         with self._lock:
-            if self.phase not in self._loose:
-                self._loose[self.phase] = Rollout(run_id=self.run_id, phase=self.phase, source="outside", status="done")
-                self._put(self._loose[self.phase])
-            return self._loose[self.phase]
+            key = (self.phase, self.scope)
+            if key not in self._loose:
+                self._loose[key] = Rollout(run_id=self.run_id, phase=self.phase, source="outside", status="done")
+                if self._ids is not None:
+                    self._loose[key].id = outside_id(self.run_id, *key)
+                self._put(self._loose[key])
+            return self._loose[key]
 
     def _put(self, rollout: Rollout) -> None:
         if self.store is not None:
@@ -139,8 +242,38 @@ class Recorder(BaseCallback):  # type: ignore[misc]
 
         engine = getattr(instance, "engine", None)
         if not isinstance(instance, LanguageModel) or engine is None or self.observe not in engine.observers:
+            (_missed_here() or self._missed).add(1)
             with self._lock:
-                self.unseen += 1
+                self._counted.add(call_id)
+            enter_accounted()
+
+    def on_lm_end(self, call_id: str, outputs: Any | None, exception: Exception | None = None) -> None:
+        with self._lock:
+            counted = call_id in self._counted
+            self._counted.discard(call_id)
+        if counted:
+            leave_accounted()
+
+    def on_adapter_parse_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        if current_rollout() is not None:
+            with self._lock:
+                self._parsing[call_id] = str(inputs.get("completion"))
+
+    def on_adapter_parse_end(self, call_id: str, outputs: Any | None, exception: Exception | None = None) -> None:
+        with self._lock:
+            text = self._parsing.pop(call_id, None)
+        rollout = current_rollout()
+        if rollout is not None and text is not None and exception is not None:
+            self.unparsed(rollout, text)
+
+    def unparsed(self, rollout: Rollout, text: str | None = None) -> None:
+        """Marks the call whose answer could not be parsed: the latest with this output, else the latest."""
+        found = next((t for t in reversed(rollout.transitions) if t.output == text), None) if text is not None else None
+        found = found or (rollout.transitions[-1] if rollout.transitions else None)
+        if found is not None and found.failure is None:
+            found.failure = FailureKind.PARSE
+            if self.store is not None:
+                self.store.put_transition(rollout.id, found)
 
     def on_tool_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
         rollout = current_rollout()
@@ -149,8 +282,19 @@ class Recorder(BaseCallback):  # type: ignore[misc]
         arguments = inputs.get("kwargs", inputs)
         tool = ToolCall(name=str(getattr(instance, "name", instance)), arguments=dict(arguments) if isinstance(arguments, dict) else {})
         with self._lock:
-            self._tools[call_id] = (rollout, tool)
-            (rollout.transitions[-1].tools if rollout.transitions else rollout.early_tools).append(tool)
+            self._tools[call_id] = (rollout, self._asked_for(rollout, tool))
+
+    def _asked_for(self, rollout: Rollout, tool: ToolCall) -> ToolCall:
+        """The record of a tool that is now run: the one that the model's answer asked for, else a new one."""
+        running = {id(record) for _, record in self._tools.values()}
+        last = rollout.transitions[-1].tools if rollout.transitions else rollout.early_tools
+        waiting = [t for t in last if t.name == tool.name and t.result is None and t.error is None and id(t) not in running]
+        if waiting:
+            found = next((t for t in waiting if t.arguments == tool.arguments), waiting[0])
+            found.arguments = tool.arguments
+            return found
+        last.append(tool)
+        return tool
 
     def on_tool_end(self, call_id: str, outputs: Any | None, exception: Exception | None = None) -> None:
         with self._lock:
@@ -159,6 +303,9 @@ class Recorder(BaseCallback):  # type: ignore[misc]
             return
         if exception is not None:
             tool.error = f"{type(exception).__name__}: {exception}"
+            for transition in rollout.transitions:
+                if transition.failure is None and any(tool is other for other in transition.tools):
+                    transition.failure = FailureKind.TOOL
         else:
             tool.result = str(outputs)[:_TEXT]
         if self.store is not None:

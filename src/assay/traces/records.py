@@ -6,6 +6,8 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
+from assay.errors import FailureKind
+
 __all__ = ["Rollout", "ToolCall", "Transition", "Verdict", "new_id", "person_digest", "subject_digest"]
 
 
@@ -36,7 +38,10 @@ class ToolCall:
 
 @dataclass(kw_only=True)
 class Verdict:
-    """What a check or judge said of one criterion. `grade` is in [0, 1], or None with a `reason`: unscored."""
+    """What a check or judge said of one criterion. `grade` is in [0, 1], or None with a `reason`: unscored.
+
+    `applies` is False where the criterion counts only `when` another one passed, and that one did not: neither graded nor unscored.
+    """
 
     criterion: str
     grade: float | None
@@ -46,6 +51,7 @@ class Verdict:
     label: str | None = None
     confidence: float | None = None
     cost_usd: float = 0.0
+    applies: bool = True
 
 
 @dataclass(kw_only=True)
@@ -60,11 +66,14 @@ class Transition:
     response: dict[str, Any] | None = None
     output: str = ""
     error: str | None = None
+    failure: FailureKind | None = None
     tools: list[ToolCall] = field(default_factory=list)
     constrained: bool = False
     cached: bool = False
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    thinking_tokens: int | None = None  # of the completion tokens; None where the engine does not say
+    shown_tasks: tuple[str, ...] = ()  # content hashes of the tasks that its demonstrations came from
     token_ids: tuple[int, ...] | None = None
     logprobs: tuple[float, ...] | None = None
     latency_ms: float = 0.0
@@ -103,6 +112,7 @@ class Rollout:
     metadata: dict[str, Any] = field(default_factory=dict)  # of the task: difficulty, known entities, whatever a rubric reads
     prediction: dict[str, Any] | None = None
     error: str | None = None
+    failure: FailureKind | None = None  # set where `status` is `failed` or `error`, and `check` or `judge` where it ran and could not be scored
     rubric: str = ""
     score: float | None = None
     coverage: float | None = None

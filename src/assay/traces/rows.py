@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from assay.errors import FailureKind
 from assay.traces.records import Rollout, ToolCall, Transition, Verdict
 
 __all__ = ["ROLLOUT_JSON", "TRANSITION_JSON", "as_json", "clean", "rollout_of", "row_of", "transition_of"]
@@ -16,7 +17,7 @@ __all__ = ["ROLLOUT_JSON", "TRANSITION_JSON", "as_json", "clean", "rollout_of", 
 ROLLOUT_JSON = {"parameters", "adapters", "inputs", "expected", "metadata", "prediction", "verdicts", "early_tools"}
 _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # of a text, and not the letters of one that speaks of it
 _RECORDS = ("tools", "verdicts", "early_tools")
-TRANSITION_JSON = {"adapters", "request", "response", "tools", "token_ids", "logprobs", "step_rewards"}
+TRANSITION_JSON = {"adapters", "request", "response", "tools", "shown_tasks", "token_ids", "logprobs", "step_rewards"}
 
 _ROLLOUT_NAMES, _TRANSITION_NAMES = sorted(ROLLOUT_JSON), sorted(TRANSITION_JSON)
 
@@ -66,12 +67,17 @@ def _load(row: Any, names: Sequence[str]) -> dict[str, Any]:
     return {name: None if (text := row[f"{name}_json"]) is None else orjson.loads(text) for name in names}
 
 
+def _failure(value: str | None) -> FailureKind | None:
+    return None if value is None else FailureKind(value)
+
+
 def rollout_of(row: Any) -> Rollout:
     plain = {key: value for key, value in row.items() if not key.endswith("_json")}
     loaded = _load(row, _ROLLOUT_NAMES)
     loaded["verdicts"] = [Verdict(**verdict) for verdict in loaded["verdicts"]]
     loaded["early_tools"] = [ToolCall(**tool) for tool in loaded["early_tools"]]
     loaded["adapters"] = tuple(loaded["adapters"])
+    plain["failure"] = _failure(plain["failure"])
     return Rollout(**plain, **loaded)
 
 
@@ -79,6 +85,7 @@ def transition_of(row: Any) -> Transition:
     plain = {key: value for key, value in row.items() if not key.endswith("_json") and key != "rollout_id"}
     loaded = _load(row, _TRANSITION_NAMES)
     loaded["tools"] = [ToolCall(**tool) for tool in loaded["tools"]]
-    for name in ("adapters", "token_ids", "logprobs"):
+    plain["failure"] = _failure(plain["failure"])
+    for name in ("adapters", "shown_tasks", "token_ids", "logprobs"):
         loaded[name] = None if loaded[name] is None else tuple(loaded[name])
     return Transition(**plain, **loaded)

@@ -2,11 +2,14 @@
 
 from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, String, Table, Text
 
-__all__ = ["ADDED", "SCHEMA_VERSION", "forgotten", "labels", "made_from", "meta", "metadata", "rollouts", "runs", "transitions"]
+from assay.traces.location import SCHEMA_VERSION
 
-SCHEMA_VERSION = 4
-# Columns of `rollouts` that older schemas lack, with what their rows then hold.
-ADDED = {"early_tools_json": "[]", "expected_json": "{}", "metadata_json": "{}"}
+__all__ = [
+    "FORMER_INDEXES", "SCHEMA_VERSION", "forgotten", "known_tasks", "labels", "made_from", "meta", "metadata", "rollouts", "runs",
+    "test_openings", "transitions",
+]  # fmt: skip
+
+FORMER_INDEXES = ("rollouts_by_run",)  # dropped where an older store has them
 
 metadata = MetaData()
 
@@ -19,7 +22,8 @@ runs = Table(
     Column("kind", String(32), nullable=False),
     Column("config", Text, nullable=False),
     Column("status", String(32), nullable=False),
-    Column("unseen", Integer, nullable=False, default=0),  # LM calls that went past the recorder
+    Column("unseen", Integer, nullable=False, default=0),  # LM calls that were seen to go past the recorder
+    Column("unrecorded_reason", Text),  # why there may have been more of them: then their number is unknown
     Column("started_at", Float, nullable=False),
     Column("ended_at", Float),
 )
@@ -45,22 +49,27 @@ rollouts = Table(
     Column("source", String(32), nullable=False),
     Column("status", String(32), nullable=False),
     Column("inputs_json", Text, nullable=False),
-    Column("expected_json", Text, nullable=False),
-    Column("metadata_json", Text, nullable=False),
+    Column("expected_json", Text, nullable=False, server_default="{}"),
+    Column("metadata_json", Text, nullable=False, server_default="{}"),
     Column("prediction_json", Text),
     Column("error", Text),
+    Column("failure", String(16)),
     Column("rubric", Text, nullable=False),
     Column("score", Float),
     Column("coverage", Float),
     Column("verdicts_json", Text, nullable=False),
-    Column("early_tools_json", Text, nullable=False),
+    Column("early_tools_json", Text, nullable=False, server_default="[]"),
     Column("human_rating", Float),
     Column("tenant", Text),
     Column("data_subject", Text),
     Column("consent", String(64)),
     Column("started_at", Float, nullable=False),
     Column("ended_at", Float),
-    Index("rollouts_by_run", "run_id", "split"),
+    # Indexes that hold all that counts need: what a run scored, what an export leaves out. Others serve one order or one key.
+    Index("rollouts_of_run", "run_id", "split", "score"),
+    Index("rollouts_by_state", "split", "status", "source", "tenant", "consent", "human_rating"),
+    Index("rollouts_by_time", "started_at", "id"),
+    Index("rollouts_by_subject", "data_subject"),
     Index("rollouts_by_group", "task_id", "group_id", "id"),  # exports read in this order
 )
 
@@ -76,11 +85,14 @@ transitions = Table(
     Column("response_json", Text),
     Column("output", Text, nullable=False),
     Column("error", Text),
+    Column("failure", String(16)),
     Column("tools_json", Text, nullable=False),
     Column("constrained", Boolean, nullable=False),
     Column("cached", Boolean, nullable=False),
     Column("prompt_tokens", Integer),
     Column("completion_tokens", Integer),
+    Column("thinking_tokens", Integer),
+    Column("shown_tasks_json", Text, nullable=False, server_default="[]"),
     Column("token_ids_json", Text),
     Column("logprobs_json", Text),
     Column("latency_ms", Float, nullable=False),
@@ -88,7 +100,12 @@ transitions = Table(
     Column("started_at", Float, nullable=False),
     Column("step_rewards_json", Text, nullable=False),
     Column("return_", Float),
+    # all that counting calls, tokens and dollars needs: a row itself is kilobytes of text
+    Index("transitions_usage", "rollout_id", "cached", "prompt_tokens", "completion_tokens", "cost_usd"),
 )
+_failed = transitions.c.error.is_not(None)
+Index("rollouts_by_prefix", rollouts.c.id, postgresql_ops={"id": "varchar_pattern_ops"}).ddl_if(dialect="postgresql")
+Index("transitions_failed", transitions.c.rollout_id, sqlite_where=_failed, postgresql_where=_failed)
 
 # What people said of outputs, by the question they were asked.
 labels = Table(
@@ -102,6 +119,8 @@ labels = Table(
     Column("shown_json", Text, nullable=False),
     Column("rollout_id", String(32), nullable=False),
     Column("created_at", Float, nullable=False),
+    Index("labels_by_rollout", "rollout_id"),
+    Index("labels_by_rater", "rater"),
 )
 
 # Data subjects whose rollouts were deleted, as hashes: what comes of them later is never exported.
@@ -114,4 +133,28 @@ made_from = Table(
     Column("artifact", String(1000), primary_key=True),
     Column("people_json", Text, nullable=False),
     Column("created_at", Float, nullable=False),
+)
+
+# Splits of tasks as jobs determined them; a file may name them, so the salt alone does not tell.
+known_tasks = Table(
+    "known_tasks",
+    metadata,
+    Column("task", String(16), primary_key=True),  # the first hex digits of its content hash
+    Column("text", String(64), nullable=False),  # hash of its inputs' text, "" where an artifact only told the content hash
+    Column("split", String(8), nullable=False),
+    Column("tenant", Text),
+    Column("consent", String(64)),
+    Column("subject", String(16)),  # hash of the data subject's name
+)
+
+# Which jobs have opened test tasks, and how often.
+test_openings = Table(
+    "test_openings",
+    metadata,
+    Column("job", String(64), primary_key=True),
+    Column("data", Text, nullable=False),
+    Column("tasks", String(16), nullable=False),  # hash of the tasks' content hashes
+    Column("n", Integer, nullable=False),
+    Column("times", Integer, nullable=False),  # more than 1 where it was resumed while it reported
+    Column("at", Float, nullable=False),
 )

@@ -1,11 +1,10 @@
 """Which rollouts an export draws on, and the stream of them: task by task, group by group, in constant memory.
 
-What is sealed never comes: rollouts of the gate and test splits, and any others whose inputs are those of one.
+What is sealed never comes: rollouts of the gate and test splits, by what was recorded and by the store's salt, and any others whose inputs
+are those of one.
 """
 
-import hashlib
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,19 +15,20 @@ from typing import Any
 import orjson
 import sqlalchemy as sa
 
+from assay.datasets.overlap import RUN, word_runs
+from assay.errors import FailureKind
 from assay.traces import schema
 from assay.traces.dialects import answer_of, chat_messages
 from assay.traces.records import Rollout, subject_digest
 from assay.traces.rows import rollout_of
+from assay.traces.sealing import SEALED, SplitFinder, task_key
 from assay.traces.store import Store
 
-__all__ = ["Episode", "Overlap", "Selection", "Turn", "count_turns", "left_out", "read_groups", "sealed_tasks"]
+__all__ = ["Episode", "Overlap", "Selection", "Turn", "count_turns", "left_out", "read_groups", "sealed_tasks", "task_key"]
 
-_SEALED = ("gate", "test")
 _GIVEN = ("given", "granted", "yes", "y", "true", "1", "agreed", "obtained", "explicit", "opt-in", "opted-in")  # words of consent; any other is none
 _SEALED_INPUTS = "whose inputs are those of a sealed task"
-_UNREADABLE = '"error":"the arguments are no JSON object"'
-_NGRAM = 8  # words
+_SEALED_SPLIT = "whose task is in the gate or test split by the store's salt"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class Selection:
         consent = [r.c.consent.is_not(None)] if self.require_consent else []
         rated = [r.c.human_rating.is_not(None)] if self.rated else []
         return [
-            *found, *own, r.c.source != "outside", r.c.status.in_(("done", "failed")), sa.not_(_sealed()),
+            *found, *own, r.c.phase != "preflight", r.c.source != "outside", r.c.status.in_(("done", "failed")), sa.not_(_sealed()),
             sa.or_(r.c.tenant.is_(None), r.c.tenant.in_(self.tenants)), sa.not_(_no_consent()), *consent, *rated,
         ]  # fmt: skip
 
@@ -63,7 +63,12 @@ def _plain_column(column: Any) -> Any:
 
 
 def _sealed() -> Any:
-    return _plain_column(schema.rollouts.c.split).in_(_SEALED)
+    return _plain_column(schema.rollouts.c.split).in_(SEALED)
+
+
+def consents(text: str) -> bool:
+    """Whether a recorded consent says that it was given."""
+    return text.strip().lower() in _GIVEN
 
 
 def _no_consent() -> Any:
@@ -76,22 +81,25 @@ class Turn:
     """One LM call as it stands in the store, its JSON read where it is asked for."""
 
     __slots__ = (
-        "_request", "_response", "adapters_json", "cached", "completion_tokens", "constrained", "error", "latency_ms", "logprobs_json", "model",
-        "output", "prompt_tokens", "request_json", "response_json", "step_rewards_json", "t", "token_ids_json", "tools_json", "weights",
+        "_request", "_response", "adapters_json", "cached", "completion_tokens", "constrained", "error", "failure", "latency_ms", "logprobs_json",
+        "model", "output", "prompt_tokens", "request_json", "response_json", "shown_tasks_json", "step_rewards_json", "t", "token_ids_json",
+        "tools_json", "weights",
     )  # fmt: skip
     COLUMNS = (
         "t", "model", "weights", "adapters_json", "request_json", "response_json", "output", "error", "tools_json", "constrained", "cached",
-        "prompt_tokens", "completion_tokens", "token_ids_json", "logprobs_json", "latency_ms", "step_rewards_json",
+        "prompt_tokens", "completion_tokens", "token_ids_json", "logprobs_json", "latency_ms", "step_rewards_json", "failure", "shown_tasks_json",
     )  # fmt: skip
 
     def __init__(self, row: Iterable[Any]) -> None:
         (
             self.t, self.model, self.weights, self.adapters_json, self.request_json, self.response_json, self.output, self.error, self.tools_json,
             self.constrained, self.cached, self.prompt_tokens, self.completion_tokens, self.token_ids_json, self.logprobs_json, self.latency_ms,
-            self.step_rewards_json,
+            self.step_rewards_json, self.failure, self.shown_tasks_json,
         ) = row  # fmt: skip
         self._request: dict[str, Any] | None = None
         self._response: dict[str, Any] | None = None
+        if not self.output and self.response_json and '"type":"data"' in self.response_json:  # older records lack the text of such parts
+            self.output = answer_of(self.request.get("dialect"), self.response).output
 
     @property
     def request(self) -> dict[str, Any]:
@@ -140,8 +148,15 @@ class Turn:
             return "schema"
         if self.truncated:
             return "truncated"
-        unread = last and rollout.status == "failed" and "could not be read" in (rollout.error or "")
-        return "parse" if unread or _UNREADABLE in self.tools_json or not (self.output or self.tools_json != "[]" or self._calls()) else None
+        nothing = not (self.output or self.tools_json != "[]" or self._calls())
+        return "parse" if self.failure == FailureKind.PARSE or nothing or self._unreadable_arguments() else None
+
+    def _unreadable_arguments(self) -> bool:
+        """Whether a tool was called with what is no JSON object, which is kept as one text (records of before `failure` have only that)."""
+        if '"arguments":{"arguments":' not in self.tools_json:
+            return False
+        texts = [tool["arguments"].get("arguments") for tool in orjson.loads(self.tools_json) if len(tool["arguments"]) == 1]
+        return any(isinstance(text, str) and not _loaded(text) for text in texts)
 
     def _calls(self) -> bool:
         return bool(answer_of(self.request.get("dialect"), self.response).tools)
@@ -184,12 +199,6 @@ def _sum(values: Iterable[Any]) -> float:
     return total
 
 
-def task_key(inputs: Mapping[str, Any]) -> str:
-    """What makes two tasks the same when one is sealed: the text of their inputs, whatever its case, spaces and field names."""
-    text = " ".join(" ".join(str(value) for value in inputs.values()).casefold().split())
-    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest() if text else ""
-
-
 def difficulty_of(metadata: Mapping[str, Any], mean: float | None) -> str:
     """The task's `difficulty`, else by the mean score of its rollouts."""
     if metadata.get("difficulty") is not None:
@@ -198,11 +207,11 @@ def difficulty_of(metadata: Mapping[str, Any], mean: float | None) -> str:
 
 
 def read_groups(
-    store: Store, selection: Selection, sealed: set[str], *, light: bool = False, means: bool = False, by_task: bool = False,
-    left: Counter[str] | None = None,
+    store: Store, selection: Selection, sealed: set[str], *, splits: SplitFinder | None = None, light: bool = False, means: bool = False,
+    by_task: bool = False, left: Counter[str] | None = None,
 ) -> Iterator[list[Episode]]:  # fmt: skip
     """Groups of rollouts of one task, tasks in order; a rollout without a group is one of its own. Rollouts whose inputs are
-    `sealed` are left out. One group is in memory at a time.
+    `sealed` are left out, and those of tasks that are sealed by the store's salt, whoever recorded them. One group is in memory at a time.
 
     Args:
         light: turns have their number and step rewards, nothing else.
@@ -215,7 +224,7 @@ def read_groups(
     mean = sa.func.avg(r.c.score).over(partition_by=r.c.task_id) if means else sa.null()
     wanted = [t.c[name] if not light or name in ("t", "step_rewards_json") else sa.literal_column("''").label(name) for name in Turn.COLUMNS]
     calls = sa.select(t.c.rollout_id, *wanted).select_from(t.join(r, r.c.id == t.c.rollout_id)).where(*where).order_by(*order, t.c.t)
-    forgotten = store.forgotten()
+    forgotten, splits = store.forgotten(), splits or SplitFinder(store)
     with snapshot(store) as connection:
         turns = groupby(connection.execute(calls), key=lambda row: row[0])
         waiting = next(turns, None)
@@ -234,6 +243,8 @@ def read_groups(
             reason = "without LM calls, or of people who were forgotten" if not episode.turns else None
             if sealed and task_key(rollout.inputs) in sealed:
                 reason = _SEALED_INPUTS
+            elif splits.of_inputs(rollout.inputs, rollout.split) in SEALED:
+                reason = _SEALED_SPLIT
             if reason is not None:
                 if left is not None:
                     left[reason] += 1
@@ -256,14 +267,19 @@ def snapshot(store: Store) -> Iterator[sa.Connection]:
         yield connection
 
 
-def sealed_tasks(store: Store) -> tuple[set[str], "Overlap"]:
-    """Keys of the inputs (`task_key`) that the gate and test splits have seen, and their n-grams."""
-    r, hashes, overlap = schema.rollouts, set[str](), Overlap()
+def sealed_tasks(store: Store, splits: SplitFinder | None = None) -> tuple[set[str], "Overlap"]:
+    """Keys of the inputs (`task_key`) of gate and test tasks, as far as the store knows them, and the n-grams of those that it has seen."""
+    r, splits, overlap = schema.rollouts, splits or SplitFinder(store), Overlap()
+    hashes = set(splits.sealed_texts)
     with store.engine.connect() as connection:
-        query = sa.select(r.c.inputs_json).where(_sealed()).distinct()
-        for (text,) in connection.execution_options(yield_per=500).execute(query):
+        query = sa.select(r.c.inputs_json, r.c.split).order_by(r.c.task_id, r.c.group_id, r.c.id)
+        last = None  # rollouts of a task stand together
+        for text, recorded in connection.execution_options(yield_per=500).execute(query):
+            if (text, recorded) == last:
+                continue
+            last = (text, recorded)
             inputs = _loaded(text)
-            if inputs:
+            if inputs and splits.of_inputs(inputs, recorded) in SEALED:
                 hashes.add(task_key(inputs))
                 overlap.seal(inputs)
     return hashes, overlap
@@ -280,11 +296,11 @@ class Overlap:
 
     def seal(self, inputs: Mapping[str, Any]) -> None:
         """Takes in the inputs of a sealed task."""
-        self._sealed.update(_grams(inputs))
+        self._sealed.update(_runs(inputs))
 
     def see(self, task_id: str, inputs: Mapping[str, Any]) -> None:
         """Counts a task that is exported; tasks come in order, so the same one twice in a row is counted once."""
-        grams = _grams(inputs)
+        grams = _runs(inputs)
         if not self._sealed or grams == self._seen:
             self.tasks += grams != self._seen
             self._seen = grams
@@ -299,13 +315,11 @@ class Overlap:
     def to_dict(self) -> dict[str, Any]:
         """`tasks`, of them `shared` (any n-gram), and the five `worst` with the share of their n-grams that is sealed."""
         worst = [{"task": task, "share": round(share, 4)} for share, task in self.worst]
-        return {"ngram": _NGRAM, "tasks": self.tasks, "shared": self.shared, "worst": worst}
+        return {"ngram": RUN, "tasks": self.tasks, "shared": self.shared, "worst": worst}
 
 
-def _grams(inputs: Mapping[str, Any]) -> set[bytes]:
-    words = re.findall(r"\w+", " ".join(str(value) for value in inputs.values()).casefold())
-    parts = [" ".join(words[at : at + _NGRAM]) for at in range(max(1, len(words) - _NGRAM + 1))] if words else []
-    return {hashlib.blake2b(part.encode("utf-8", "replace"), digest_size=8).digest() for part in parts}
+def _runs(inputs: Mapping[str, Any]) -> set[bytes]:
+    return word_runs(" ".join(str(value) for value in inputs.values()))
 
 
 def count_turns(store: Store, selection: Selection) -> int:

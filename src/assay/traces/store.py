@@ -5,8 +5,8 @@ waits for the disk. A killed process loses at most what was put in the last seco
 """
 
 import json
-import os
 import queue
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
-from assay.errors import ConfigError, MissingExtra, StoreError
+from assay.errors import ConfigError, MissingExtra, StoreError, UnknownRollout
 from assay.models.meter import Usage
-from assay.traces import schema
-from assay.traces.records import Rollout, Transition, subject_digest
+from assay.traces import counts, schema
+from assay.traces.location import store_url
+from assay.traces.migration import bring_up_to_date, upsert
+from assay.traces.missed import NOTHING, Unrecorded
+from assay.traces.records import Rollout, Transition
 from assay.traces.rows import ROLLOUT_JSON, TRANSITION_JSON, as_json, clean, rollout_of, row_of, transition_of
 
 __all__ = ["Store", "check_url", "shown_url", "sqlite_pragmas", "store_url"]
@@ -27,14 +29,7 @@ __all__ = ["Store", "check_url", "shown_url", "sqlite_pragmas", "store_url"]
 _BATCH = 500  # rows a transaction
 _INTERVAL_S = 0.25
 _QUEUE = 50_000  # rows that may wait before writers do
-
-
-def store_url(where: str | Path | None = None) -> str:
-    """The database URL: the argument, else `ASSAY_STORE`, else `.assay/assay.db` in the working folder."""
-    chosen = str(where or os.environ.get("ASSAY_STORE") or Path(".assay") / "assay.db")
-    if "://" not in chosen:
-        return f"sqlite:///{chosen}"
-    return chosen.replace("postgresql://", "postgresql+psycopg://", 1)
+_LAST = "\U0010ffff"  # sorts behind every other character
 
 
 def check_url(url: str) -> None:
@@ -65,6 +60,7 @@ class Store:
         self._upserts: dict[str, tuple[str, list[str] | None]] = {}
         self.engine = self._open()
         self._queue: queue.Queue[tuple[str, dict[str, Any]] | threading.Event | None] = queue.Queue(_QUEUE)
+        self._hurry = threading.Event()  # a batch is full, or somebody waits for it
         self._writer = threading.Thread(target=self._write_forever, name="assay-store", daemon=True)
         self._writer.start()
 
@@ -84,7 +80,7 @@ class Store:
             engine = sa.create_engine(self.url, pool_pre_ping=not self.url.startswith("sqlite"))
             if engine.dialect.name == "sqlite":
                 sa.event.listen(engine, "connect", sqlite_pragmas)
-            _create(engine)
+            bring_up_to_date(engine)
         except ModuleNotFoundError as error:
             raise MissingExtra(str(error.name), "postgres") from error
         except (sa.exc.SQLAlchemyError, OSError) as error:
@@ -97,17 +93,23 @@ class Store:
         """Inserts or replaces the rollout's row (its transitions are put one by one)."""
         row = row_of(rollout, ROLLOUT_JSON)
         del row["transitions"]
-        self._queue.put(("rollouts", row))
+        self._put("rollouts", row)
 
     def put_transition(self, rollout_id: str, transition: Transition) -> None:
         """Inserts or replaces one transition."""
-        self._queue.put(("transitions", {"rollout_id": rollout_id, **row_of(transition, TRANSITION_JSON)}))
+        self._put("transitions", {"rollout_id": rollout_id, **row_of(transition, TRANSITION_JSON)})
 
-    def put_run(self, run_id: str, *, kind: str, config: dict[str, Any], status: str, started_at: float, unseen: int = 0) -> None:
+    def trim(self, rollout_id: str, keep: int) -> None:
+        """Removes the rollout's transitions from the `keep`-th on: they are of an earlier attempt, which a replay has overwritten."""
+        self._put("trims", {"id": rollout_id, "keep": keep})
+
+    def put_run(
+        self, run_id: str, *, kind: str, config: dict[str, Any], status: str, started_at: float, unrecorded: Unrecorded = NOTHING
+    ) -> None:  # fmt: skip
         """Inserts or replaces the row of a run (`status`: running, done, stopped, failed)."""
         ended = None if status == "running" else time.time()
-        row = {"id": run_id, "kind": kind, "config": as_json(config), "status": status, "unseen": unseen}
-        self._queue.put(("runs", {**row, "started_at": started_at, "ended_at": ended}))
+        row = {"id": run_id, "kind": kind, "config": as_json(config), "status": status, "unseen": unrecorded.calls}
+        self._put("runs", {**row, "unrecorded_reason": unrecorded.reason, "started_at": started_at, "ended_at": ended})
 
     def flush(self, timeout_s: float = 60.0) -> None:
         """Returns once everything put before is committed.
@@ -119,6 +121,7 @@ class Store:
             raise StoreError(f"the writer of the store {self.url!r} has ended; rows that were waiting are lost")
         done = threading.Event()
         self._queue.put(done)
+        self._hurry.set()
         if not done.wait(timeout_s):
             raise StoreError(f"the store {self.url!r} did not take its rows within {timeout_s:g} s")
         if self.dropped > self._reported:
@@ -132,30 +135,44 @@ class Store:
                 self.flush()
         finally:
             self._queue.put(None)  # the writer ends
+            self._hurry.set()
             self.engine.dispose()
 
     def _write_forever(self) -> None:
         while True:
-            rows: dict[str, dict[Any, dict[str, Any]]] = {"runs": {}, "rollouts": {}, "transitions": {}}
-            waiting: list[threading.Event] = []
-            deadline = None
-            while deadline is None or (time.monotonic() < deadline and sum(map(len, rows.values())) < _BATCH and not waiting):
-                try:
-                    item = self._queue.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
-                except queue.Empty:
-                    break
-                if item is None:
-                    return
-                deadline = deadline or time.monotonic() + _INTERVAL_S
-                if isinstance(item, threading.Event):
-                    waiting.append(item)
-                else:
+            rows: dict[str, dict[Any, dict[str, Any]]] = {"runs": {}, "rollouts": {}, "transitions": {}, "trims": {}}
+            items = self._next_batch()
+            waiting = [item for item in items if isinstance(item, threading.Event)]
+            for item in items:
+                if isinstance(item, tuple):
                     table, row = item
                     key = (row["rollout_id"], row["t"]) if table == "transitions" else row["id"]
                     rows[table][key] = row
             self._commit(rows)
             for event in waiting:
                 event.set()
+            if items[-1] is None:
+                return
+
+    def _next_batch(self) -> list[Any]:
+        """What has been put, up to a batch or to where somebody waits. It sleeps in between instead of waking for each row, which took a
+        third of an evaluation's time."""
+        items: list[Any] = [self._queue.get()]
+        if isinstance(items[0], tuple) and self._queue.qsize() < _BATCH:
+            self._hurry.wait(_INTERVAL_S)
+        if self._queue.qsize() < _BATCH:
+            self._hurry.clear()
+        while len(items) < _BATCH and isinstance(items[-1], tuple):
+            try:
+                items.append(self._queue.get_nowait())
+            except queue.Empty:
+                break
+        return items
+
+    def _put(self, table: str, row: dict[str, Any]) -> None:
+        self._queue.put((table, row))
+        if self._queue.qsize() >= _BATCH:
+            self._hurry.set()
 
     def _commit(self, rows: dict[str, dict[Any, dict[str, Any]]]) -> None:
         """All rows in one transaction; where the database refuses it, row by row, so that one bad row costs only itself."""
@@ -174,10 +191,13 @@ class Store:
                     for name, table in tables.items():
                         if rows.get(name):
                             self._put_rows(connection, table, list(rows[name].values()))
+                    for trim in rows.get("trims", {}).values():
+                        steps = schema.transitions.c
+                        connection.execute(sa.delete(schema.transitions).where(steps.rollout_id == trim["id"], steps.t >= trim["keep"]))
                 return True
             except Exception as error:  # whatever a driver raises, the writer must live; flush() reports what was dropped
                 self._error = getattr(error, "orig", None) or error
-                if not isinstance(error, sa.exc.OperationalError) or "full" in str(error):
+                if not isinstance(error, sa.exc.OperationalError) or getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
                     return False
                 time.sleep(0.1 * 2**attempt)  # another process holds the lock, or the server is coming back
         return False
@@ -185,7 +205,7 @@ class Store:
     def _put_rows(self, connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> None:
         """The upsert, compiled once a table and given to the driver as it is: twice the rows a second of `execute`."""
         if table.name not in self._upserts:
-            compiled = _upsert(self.engine.dialect.name, table).compile(dialect=self.engine.dialect)
+            compiled = upsert(self.engine.dialect.name, table).compile(dialect=self.engine.dialect)
             self._upserts[table.name] = (str(compiled), compiled.positiontup)
         statement, order = self._upserts[table.name]
         connection.exec_driver_sql(statement, rows if order is None else [tuple(row[name] for name in order) for row in rows])
@@ -235,26 +255,16 @@ class Store:
         with self.engine.begin() as connection:
             found = connection.execute(sa.update(table).where(table.c.id == rollout_id).values(human_rating=float(rating)))
         if not found.rowcount:
-            raise StoreError(f"there is no rollout {rollout_id!r}")
+            raise UnknownRollout(f"there is no rollout {rollout_id!r}")
 
     def forget_subject(self, subject: str) -> int:
         """Removes all rollouts of a data subject with their transitions and labels, and returns how many rollouts there were.
 
         Case and spaces do not matter. What is written of them later, by a run that was under way or an import, is kept out of exports.
         """
-        self.flush()
-        r, digest = schema.rollouts, subject_digest(subject)
-        with self.engine.begin() as connection:
-            names = connection.execute(sa.select(r.c.data_subject).where(r.c.data_subject.is_not(None)).distinct()).scalars()
-            theirs = [name for name in names if subject_digest(name) == digest]
-            ids = sa.select(r.c.id).where(r.c.data_subject.in_(theirs))
-            for table in (schema.transitions, schema.labels):
-                connection.execute(sa.delete(table).where(table.c.rollout_id.in_(ids)))
-            removed = int(connection.execute(sa.delete(r).where(r.c.data_subject.in_(theirs))).rowcount)
-            if removed:
-                row = {"person": digest, "at": time.time()}
-                connection.execute(_upsert(self.engine.dialect.name, schema.forgotten), [row])
-        return removed
+        from assay.traces.erasure import erase_subject
+
+        return erase_subject(self, subject).removed
 
     def forgotten(self) -> set[str]:
         """Digests (`subject_digest`) of the people who were forgotten."""
@@ -272,10 +282,25 @@ class Store:
             rows = connection.execute(sa.select(table.c.artifact, table.c.people_json).order_by(table.c.created_at)).all()
         return [artifact for artifact, people in rows if person in json.loads(people)]
 
-    def _now(self, table: sa.Table, row: dict[str, Any]) -> None:
+    # -- what the store knows of splits, see `assay.traces.sealing`
+
+    def put_meta(self, key: str, value: str) -> None:
+        """Keeps a value of the store itself; one that is there stays."""
+        self._now(schema.meta, {"key": key, "value": value}, replace=False)
+
+    def put_splits(self, rows: Sequence[Mapping[str, str | None]]) -> None:
+        """Keeps the splits of tasks. One that is sealed already stays sealed."""
+        if rows:
+            self._now(schema.known_tasks, *map(dict, rows))
+
+    def put_opening(self, row: Mapping[str, Any]) -> None:
+        """Keeps that a job opened test tasks."""
+        self._now(schema.test_openings, dict(row))
+
+    def _now(self, table: sa.Table, *rows: dict[str, Any], replace: bool = True) -> None:
         try:
             with self.engine.begin() as connection:
-                connection.execute(_upsert(self.engine.dialect.name, table), [row])
+                connection.execute(upsert(self.engine.dialect.name, table, replace=replace), list(rows))
         except sa.exc.SQLAlchemyError as error:
             raise StoreError(f"the store did not take a row of {table.name}: {getattr(error, 'orig', error)}") from error
 
@@ -302,20 +327,27 @@ class Store:
         """
         table, steps = schema.rollouts, schema.transitions
         with self.engine.connect() as connection:
-            found = connection.execute(sa.select(table).where(table.c.id.startswith(id_prefix, autoescape=True)).limit(2)).mappings()
+            found = connection.execute(sa.select(table).where(*self._starts_with(table.c.id, id_prefix)).limit(2)).mappings()
             rows = list(found)
-            if len(rows) != 1:
-                raise StoreError(f"{'no' if not rows else 'more than one'} rollout's id starts with {id_prefix!r}")
+            if not rows:
+                raise UnknownRollout(f"no rollout's id starts with {id_prefix!r}")
+            if len(rows) > 1:
+                raise StoreError(f"more than one rollout's id starts with {id_prefix!r}")
             rollout = rollout_of(rows[0])
             query = sa.select(steps).where(steps.c.rollout_id == rollout.id).order_by(steps.c.t)
             rollout.transitions = [transition_of(row) for row in connection.execute(query).mappings()]
         return rollout
 
+    def _starts_with(self, column: Any, prefix: str) -> list[Any]:
+        """As conditions that an index serves: SQLite makes no range of LIKE, PostgreSQL does (`rollouts_by_prefix`)."""
+        like = column.startswith(prefix, autoescape=True)
+        return [column >= prefix, column <= prefix + _LAST, like] if self.engine.dialect.name == "sqlite" else [like]
+
     def runs(self, key: str) -> list[tuple[str, str]]:
         """Ids and statuses of the runs of one job, oldest first."""
         self.flush()
         table = schema.runs
-        query = sa.select(table.c.id, table.c.status).where(table.c.id.startswith(f"{key}-")).order_by(table.c.started_at)
+        query = sa.select(table.c.id, table.c.status).where(*self._starts_with(table.c.id, f"{key}-")).order_by(table.c.started_at)
         with self.engine.connect() as connection:
             return [(row.id, row.status) for row in connection.execute(query)]
 
@@ -339,32 +371,17 @@ class Store:
             for phase, calls, prompt, completion, cost, unpriced in rows
         }
 
-    def unseen(self, run_id: str) -> int:
+    def unrecorded(self, run_id: str) -> Unrecorded:
         """LM calls of a run that went past the recorder, as far as it was written when it ended."""
+        columns = schema.runs.c.unseen, schema.runs.c.unrecorded_reason
         with self.engine.connect() as connection:
-            return int(connection.execute(sa.select(schema.runs.c.unseen).where(schema.runs.c.id == run_id)).scalar() or 0)
+            row = connection.execute(sa.select(*columns).where(schema.runs.c.id == run_id)).first()
+        return Unrecorded() if row is None else Unrecorded(int(row[0] or 0), row[1])
 
     def stats(self, *, run_id: str | None = None) -> dict[str, Any]:
-        """Counts: rollouts, transitions, unseen calls, cached, errors, tokens, dollars, mean score, rollouts by split."""
-        r, t, u = schema.rollouts, schema.transitions, schema.runs
-        mine = [r.c.run_id == run_id] if run_id else []
-        joined = sa.select(
-            sa.func.count(), sa.func.sum(sa.cast(t.c.cached, sa.Integer)), sa.func.count(t.c.error),
-            sa.func.sum(t.c.prompt_tokens), sa.func.sum(t.c.completion_tokens), sa.func.sum(t.c.cost_usd),
-        ).select_from(t)  # fmt: skip
-        if run_id:
-            joined = joined.join(r, r.c.id == t.c.rollout_id).where(*mine)
+        """Counts of the store, or of one run; see `assay.traces.counts.stats`."""
         with self.engine.connect() as connection:
-            count, scored, mean = connection.execute(sa.select(sa.func.count(), sa.func.count(r.c.score), sa.func.avg(r.c.score)).where(*mine)).one()
-            calls, cached, errors, prompt, completion, cost = connection.execute(joined).one()
-            unseen = connection.execute(sa.select(sa.func.sum(u.c.unseen)).where(*([u.c.id == run_id] if run_id else []))).scalar()
-            by_split = connection.execute(sa.select(r.c.split, sa.func.count()).where(*mine).group_by(r.c.split)).all()
-        return {
-            "rollouts": count, "transitions": calls, "unseen": int(unseen or 0), "scored": scored, "mean_score": mean,
-            "cached": int(cached or 0), "errors": errors, "prompt_tokens": int(prompt or 0),
-            "completion_tokens": int(completion or 0), "cost_usd": float(cost or 0.0),
-            "splits": {split or "none": number for split, number in by_split},
-        }  # fmt: skip
+            return counts.stats(lambda statement, values: connection.execute(sa.text(statement), dict(values)).all(), run_id)
 
 
 def sqlite_pragmas(connection: Any, _: object) -> None:
@@ -372,50 +389,3 @@ def sqlite_pragmas(connection: Any, _: object) -> None:
     for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=30000"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
-
-
-def _create(engine: sa.Engine) -> None:
-    """Creates what is missing; several processes may do so at once."""
-    for attempt in range(5):
-        try:
-            schema.metadata.create_all(engine)
-            _upgrade(engine)
-            with engine.begin() as connection:
-                connection.execute(_upsert(engine.dialect.name, schema.meta, replace=False), [{"key": "schema", "value": str(schema.SCHEMA_VERSION)}])
-                version = int(connection.execute(sa.select(schema.meta.c.value).where(schema.meta.c.key == "schema")).scalar_one())
-            break
-        except (sa.exc.OperationalError, sa.exc.ProgrammingError, sa.exc.IntegrityError):
-            if attempt == 4:
-                raise
-            time.sleep(0.1 * 2**attempt)
-    if version > schema.SCHEMA_VERSION:
-        raise StoreError(f"the store has schema {version}, this assay knows up to {schema.SCHEMA_VERSION}: update assay")
-
-
-def _upgrade(engine: sa.Engine) -> None:
-    """Brings an older schema to this one: missing columns, and until 3 what is now `made_from`. What a store holds is kept."""
-    inspector = sa.inspect(engine)
-    known = {column["name"] for column in inspector.get_columns("rollouts")}
-    with engine.begin() as connection:
-        for name, empty in schema.ADDED.items():
-            if name not in known:
-                connection.execute(sa.text(f"ALTER TABLE rollouts ADD COLUMN {name} TEXT NOT NULL DEFAULT '{empty}'"))
-        if inspector.has_table("compiled_judges"):
-            connection.execute(sa.text("INSERT INTO made_from SELECT artifact, raters_json, created_at FROM compiled_judges"))
-            connection.execute(sa.text("DROP TABLE compiled_judges"))
-        for index in schema.rollouts.indexes:
-            index.create(connection, checkfirst=True)
-        older = [str(version) for version in range(1, schema.SCHEMA_VERSION)]
-        where = (schema.meta.c.key == "schema") & schema.meta.c.value.in_(older)
-        connection.execute(sa.update(schema.meta).where(where).values(value=str(schema.SCHEMA_VERSION)))
-
-
-def _upsert(dialect: str, table: sa.Table, *, replace: bool = True) -> Any:
-    insert: Any = postgresql.insert(table) if dialect == "postgresql" else sqlite.insert(table)
-    keys = [column.name for column in table.primary_key]
-    if not replace:
-        return insert.on_conflict_do_nothing(index_elements=keys)
-    changed = {column.name: insert.excluded[column.name] for column in table.columns if column.name not in keys}
-    if table is schema.rollouts:  # a person's rating may have come while the run that writes the rollout did not know of it
-        changed["human_rating"] = sa.func.coalesce(insert.excluded.human_rating, table.c.human_rating)
-    return insert.on_conflict_do_update(index_elements=keys, set_=changed)

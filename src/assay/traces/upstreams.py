@@ -6,6 +6,7 @@ Answers come back as they are, status and error included. Records nothing.
 import importlib.util
 import json
 import os
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,11 +15,15 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
-from assay.errors import ConfigError, MissingExtra
+from assay.errors import ConfigError, FailureKind, MissingExtra
+from assay.models.failures import failure_of_call
+from assay.models.roles import is_embedded
+from assay.models.transports import accounted
 from assay.traces.dialects import DIALECTS
 
 __all__ = ["HttpUpstream", "LitellmUpstream", "Reply", "upstream_of"]
 
+_STATUS = {FailureKind.TIMEOUT: 504, FailureKind.CONTEXT: 400}  # whatever status litellm gives to its own timeouts
 _PASSED = ("accept", "content-type", "openai-organization", "openai-project", "openai-beta", "anthropic-version", "anthropic-beta", "user-agent")
 _RETURNED = ("content-type", "retry-after", "request-id", "x-request-id", "openai-processing-ms")
 _PROVIDERS = {  # base address, key, and the dialects it speaks itself
@@ -84,7 +89,10 @@ class HttpUpstream:
             changed["logprobs"], changed["top_logprobs"] = True, 1
         data = json.dumps({**body, **changed}, ensure_ascii=True).encode() if changed else raw
         address = URL(self.base + DIALECTS[dialect] + (f"?{query}" if query else ""), encoded=True)
-        async with self.session.post(address, data=data, headers=self._headers(headers)) as answer:
+        with accounted():  # the gateway records it
+            asked = self.session.post(address, data=data, headers=self._headers(headers))
+            answer = await asked
+        async with answer:
             passed = {
                 k: v for k, v in answer.headers.items() if k.lower() in _RETURNED or k.lower().startswith(("x-ratelimit", "anthropic-ratelimit"))
             }
@@ -131,9 +139,10 @@ class LitellmUpstream:
         call = {"chat": litellm.acompletion, "responses": litellm.aresponses, "messages": litellm.anthropic_messages}[dialect]
         try:
             asked = {key: value for key, value in body.items() if key in _PARAMETERS[dialect]}  # a caller must not name another server, or its key
-            answer = await call(**{**asked, **self.client, "model": self.name, "num_retries": 0})
+            with accounted():  # the gateway records it
+                answer = await call(**{**asked, **self.client, "model": self.name, "num_retries": 0})
         except Exception as error:
-            status = int(getattr(error, "status_code", 0) or 500)
+            status = _STATUS.get(failure_of_call(error)) or int(getattr(error, "status_code", 0) or 500)
             told = {"error": {"message": str(error), "type": type(error).__name__, "code": status}}
             retry = getattr(getattr(error, "response", None), "headers", {}).get("retry-after")
             yield Reply(status, {"Content-Type": "application/json", **({"Retry-After": retry} if retry else {})}, _once(json.dumps(told).encode()))
@@ -198,11 +207,11 @@ def upstream_of(model: str | None, *, base: str | None = None, key: str | None =
         return HttpUpstream(model or address, address, model=known, key=key)
     if model is None:
         raise ConfigError("name a model, or the address of a server with --upstream")
-    if model.startswith("embedded/"):
+    if is_embedded(model):
         from assay.models.embedded import LlamaBackend, server_url
 
         backend = LlamaBackend(model)
-        short = model.split("/", 1)[1]
+        short = re.split("[/:]", model, maxsplit=1)[1]
         return HttpUpstream(
             model, server_url(model), model=short, key="", weights=backend.weights, adapters=backend.adapters, logprobs=True, price_usd=0.0
         )

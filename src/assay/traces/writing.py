@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -120,16 +119,18 @@ def _schema() -> list[tuple[str, Any]]:
     ]  # fmt: skip
 
 
-def trl_files(folder: Path, kind: str, manifest: Mapping[str, Any], *, rubric: Path | None) -> None:
+def trl_files(folder: Path, kind: str, manifest: Mapping[str, Any], *, rubric: Mapping[str, bytes] | None) -> None:
     """The dataset card; a config for `trl sft`, `dpo`, `kto` or `grpo`; for GRPO the rubric and a module with its reward."""
     command = {"sft": "sft", "grpo": "grpo", "preferences": "kto" if manifest["config"]["unpaired"] else "dpo"}.get(kind)
     if command is not None:
         config = _CONFIG.format(command=command, extra=_EXTRA.get(command, ""))
         (folder / f"{command}.yaml").write_text(config, encoding="utf-8")
     if kind == "grpo" and rubric is not None:
-        shutil.copyfile(rubric, folder / "rubric.yaml")
+        for place, content in rubric.items():
+            (folder / place).parent.mkdir(parents=True, exist_ok=True)
+            (folder / place).write_bytes(content)
         told = {"inputs": dict(sorted(manifest["columns"]["inputs"].items())), "outputs": sorted(manifest["columns"]["outputs"])}
-        (folder / "reward.py").write_text(_REWARD.format(**told), encoding="utf-8")
+        (folder / "reward.py").write_text(_REWARD.format(**told, rubric=next(iter(rubric))), encoding="utf-8")
     (folder / "README.md").write_text(_card(kind, command, manifest), encoding="utf-8")
 
 
@@ -158,6 +159,7 @@ _EXTRA = {
 
 _REWARD = '''"""The rubric beside this file as a reward function: `trl grpo --config grpo.yaml`, run in this folder.
 
+Loading it runs the check files that were copied with it, in `code`.
 Criteria that a model judges ask the model named by ASSAY_JUDGE_MODEL; without one they are left out of the score.
 """
 
@@ -167,7 +169,7 @@ from pathlib import Path
 import assay
 
 _judge = os.environ.get("ASSAY_JUDGE_MODEL")
-_rubric = assay.load_rubric(Path(__file__).with_name("rubric.yaml"), judge_lm=assay.get_lm(_judge) if _judge else None)
+_rubric = assay.load_rubric(Path(__file__).with_name({rubric!r}), judge_lm=assay.get_lm(_judge) if _judge else None)
 reward = _rubric.trl_reward(inputs={inputs!r}, outputs={outputs!r})
 '''
 

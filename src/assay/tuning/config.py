@@ -29,7 +29,10 @@ class TuneConfig(RunConfig):
         storage: database URL of the study; by default beside the store, or its own database where that is a server.
         workers: processes on this machine that share the study; each has an equal part of the caps. `worker` is a process's number.
         method: `optuna`, or `policy`: a network that learns which parameter to move, for `episodes` of `tasks_per_episode` train
-            tasks (all where None), by `learning_rate`.
+            tasks (all where None), by `learning_rate`: how fast the parameters move (30 times it is the largest share of its range that a
+            parameter moves in an episode, at most 0.5).
+        margin: how much lower a score may be, in [0, 1), for parameters that need fewer tokens to replace the default: the whole
+            interval of the paired gain must lie above -margin (non-inferiority). A part of the job: another margin is another job.
     """
 
     kind: str = "tune"
@@ -52,15 +55,18 @@ class TuneConfig(RunConfig):
     episodes: int = 10
     tasks_per_episode: int | None = None
     learning_rate: float = 0.01
+    margin: float = 0.02
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not 0 <= self.margin < 1:
+            raise ConfigError(f"margin={self.margin!r} must be at least 0 and below 1: how much score fewer tokens may cost")
         if self.method not in METHODS:
             raise ConfigError(f"method={self.method!r} must be one of {', '.join(METHODS)}")
         if self.episodes < 1 or (self.tasks_per_episode is not None and self.tasks_per_episode < 1):
             raise ConfigError(f"episodes={self.episodes!r} and tasks_per_episode={self.tasks_per_episode!r} must be at least 1")
-        if not 0 <= self.learning_rate < math.inf:
-            raise ConfigError(f"learning_rate={self.learning_rate!r} must be a finite number of at least 0")
+        if not 0 < self.learning_rate < math.inf:
+            raise ConfigError(f"learning_rate={self.learning_rate!r} must be a finite number above 0")
         if self.storage:
             check_url(self.storage)
         if self.workers < 1 or (self.workers > 1 and self.method == "policy"):

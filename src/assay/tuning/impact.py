@@ -1,14 +1,15 @@
 """The users' line that shows what each parameter does: `assay.parameter_impact`, `assay tune --impact`."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import dspy
 
 from assay.errors import ConfigError, MissingExtra
-from assay.jobs import home_of, open_job
+from assay.given import given_lm, given_program
+from assay.jobs import home_of, open_job, salt_at
 from assay.models import Meter
 from assay.optimizers import Progress
 from assay.optimizers.metrics import Budget
@@ -16,15 +17,17 @@ from assay.optimizers.parameters import Point
 from assay.optimizers.parameters.impact import Impact, draw_impact, impact
 from assay.optimizers.parameters.page import importance, write_page
 from assay.programs import AgentParameters
+from assay.reprs import Shown
 from assay.rubrics import Rubric
+from assay.traces.sealing import resolve_salt
 from assay.tuning.config import TuneConfig
 from assay.tuning.study import arena_of, facts_of, space_of, storage_of, study_to_show
 
 __all__ = ["ImpactReport", "parameter_impact"]
 
 
-@dataclass
-class ImpactReport:
+@dataclass(repr=False)
+class ImpactReport(Shown):
     """What `parameter_impact` returns. `to_dict()` is the `--json` object; it lies in `folder` as `impact.json`.
 
     `page` holds the effects, and the pictures of the study `study` where one has searched the same.
@@ -44,15 +47,15 @@ class ImpactReport:
         return {
             **self.found.to_dict(), "folder": str(self.folder), "picture": str(self.picture) if self.picture else None,
             "page": str(self.page) if self.page else None, "study": self.study, "importance": self.importance, "notes": self.notes,
-            "calls": usage.calls, "cached": usage.cached, "tokens": usage.tokens, "cost_usd": usage.cost_usd,
+            "calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated, "tokens": usage.tokens, "cost_usd": usage.cost_usd,
         }  # fmt: skip
 
 
 def parameter_impact(
-    program: str | dspy.Module,
+    program: Any,
     *,
     rubric: str | Path | Rubric,
-    data: str,
+    data: Any,
     lm: dspy.LM | None = None,
     out: str | Path | None = None,
     levels: int = 5,
@@ -71,11 +74,13 @@ def parameter_impact(
     Raises:
         AssayError: what was wrong, which rule, what to do.
     """
+    program, lm = given_program(program), given_lm(lm, options)
     config = TuneConfig.of(program, rubric, data, lm, **{"kind": "impact", **options})
     assert isinstance(config, TuneConfig)
     if config.also:
         raise ConfigError("the impact is shown of one program; give the artifact itself as the program")
     shown = progress or Progress()
+    config = replace(config, salt=resolve_salt(config.salt, store, artifact=salt_at(program)))
     with open_job(config, program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume, need=("val",)) as job:
         space = space_of(job, config, shown)
         name = space.programs[0]

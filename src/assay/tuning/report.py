@@ -13,13 +13,15 @@ from assay.optimizers.comparison import Comparison
 from assay.optimizers.metrics import Budget, before_and_after
 from assay.optimizers.parameters import SearchOutcome
 from assay.optimizers.statistics import mean_difference
+from assay.reprs import Shown
+from assay.traces.sealing import Openings, openings_line
 from assay.tuning.config import TuneConfig
 
-__all__ = ["TuneReport", "as_page", "saving"]
+__all__ = ["TuneReport", "as_page", "cheaper", "saving"]
 
 
-@dataclass
-class TuneReport:
+@dataclass(repr=False)
+class TuneReport(Shown):
     """What `tune` returns. `to_dict()` is the `--json` object."""
 
     artifact: Path
@@ -30,6 +32,7 @@ class TuneReport:
     gate: Comparison | None = None
     test: Comparison | None = None
     replaces: bool = False
+    openings: Openings | None = None  # of the test split
     stopped: str | None = None
     page: Path | None = None
     pictures: list[Path] = field(default_factory=list)
@@ -57,7 +60,7 @@ class TuneReport:
             "objectives": list(self.config.objectives),
             "front": [trial.to_dict() for trial in found.trials if trial.number in found.front],
             "replaces": self.replaces,
-            "gate": None if self.gate is None else {**self.gate.gain.to_dict(), "tokens": saving(self.gate)},
+            "gate": None if self.gate is None else {**self.gate.gain.to_dict(), "tokens": saving(self.gate), **self._inferiority(self.gate)},
             "test": dict.fromkeys(("default", "tuned", "gain", "tokens", "table"))
             if test is None
             else {
@@ -72,13 +75,24 @@ class TuneReport:
             else found.walked["episodes"],
             "confirmed": None if found.walked is None else found.walked["confirmed"],
             "stopped": self.stopped,
+            "test_openings": self.openings.to_dict() if self.openings else None,
             "notes": [*found.notes, *self.notes],
             "search_calls": search.calls,
             "calls": usage.calls,
             "cached": usage.cached,
+            "repeated_calls": usage.repeated,
             "tokens": usage.tokens,
             "cost_usd": usage.cost_usd,
         }
+
+    def _inferiority(self, gate: Comparison) -> dict[str, Any]:
+        return {"margin": self.config.margin, "not_inferior": gate.gain.low > -self.config.margin}
+
+
+def cheaper(gate: Comparison, margin: float) -> bool:
+    """Whether the tuned program needs fewer tokens and is not inferior: both 95 % intervals say so, of the score above -margin."""
+    fewer = saving(gate)
+    return gate.gain.low > -margin and fewer["high"] is not None and fewer["high"] < 0
 
 
 def saving(found: Comparison) -> dict[str, float | None]:
@@ -101,6 +115,7 @@ def as_page(data: Mapping[str, Any]) -> str:
         lines += [f"| tokens a task | {before['tokens_per_task']} | {after['tokens_per_task']} |"]
         lines += [f"| {name} | {before['metrics'][name]} | {after['metrics'][name]} |" for name in after["metrics"]]
         lines += ["", f"Gain, paired, 95 %: {data['test']['gain']}. Replaces the default (gate): {data['replaces']}."]
+        lines += ["", openings_line(data["test_openings"])]
     lines += [
         "",
         f"{data['trials']} trials, {data['pruned']} of them pruned; {data['calls']} calls, {data['tokens']} tokens, {data['cost_usd']} USD.",

@@ -1,25 +1,33 @@
 """The users' line for agent parameters: `assay.tune`. Joins job, space, study, gate, sealed test and artifact."""
 
-import uuid
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import dspy
 
 from assay.anchors import replay_of_rubric
+from assay.datasets import Task
 from assay.deployment.artifact import check_place, is_artifact
 from assay.errors import BudgetExceeded, ConfigError, MissingExtra
-from assay.jobs import Job, home_of, keep_artifact, open_job
+from assay.given import given_lm, given_program
+from assay.jobs import Job, home_of, keep_artifact, open_job, salt_at
 from assay.optimizers import Progress, Student
-from assay.optimizers.comparison import compare
+from assay.optimizers.comparison import Comparison, compare, ended_early
+from assay.optimizers.estimate import price_of
 from assay.optimizers.metrics import Budget
 from assay.optimizers.parameters import Point, ProgramArena, SearchOutcome, Space, TrialResult, in_figures, outcome_of, search, train_policy
 from assay.optimizers.parameters.page import importance, write_page
 from assay.optimizers.parameters.search import put_back_all
+from assay.optimizers.reserve import announce_splits, forecast_pair, plan_report
+from assay.optimizers.sequential import SequentialTest
+from assay.preflight import checked
 from assay.rubrics import Rubric
 from assay.traces import shown_url
+from assay.traces.sealing import resolve_salt
 from assay.tuning.config import TuneConfig
-from assay.tuning.report import TuneReport, as_page, saving
+from assay.tuning.report import TuneReport, as_page, cheaper
 from assay.tuning.study import arena_of, facts_of, space_of, storage_of, student_at, study_of
 from assay.tuning.workers import helped
 
@@ -29,10 +37,10 @@ _SIDES = ("default", "tuned")
 
 
 def tune(
-    program: str | dspy.Module,
+    program: Any,
     *,
     rubric: str | Path | Rubric,
-    data: str,
+    data: Any,
     lm: dspy.LM | None = None,
     out: str | Path | None = None,
     apply: str | Path | None = None,
@@ -52,11 +60,13 @@ def tune(
         AssayError: what was wrong, which rule, what to do.
         Cancelled: the user stopped the run; call again with `resume=True`.
     """
+    program, lm = given_program(program), given_lm(lm, options)
     config = TuneConfig.of(program, rubric, data, lm, **options)
     assert isinstance(config, TuneConfig)
     if config.workers > 1 and not (lm is None and isinstance(program, str) and isinstance(rubric, str | Path)):
         raise ConfigError("workers are processes of their own: give program, rubric and model by their names")
     shown = progress or Progress()
+    config = replace(config, salt=resolve_salt(config.salt, store, artifact=salt_at(program)))
     if out is not None:
         check_place(Path(out).resolve())
     if apply is not None and not is_artifact(apply):
@@ -65,7 +75,13 @@ def tune(
         job.status = "stopped"  # until all of it is done
         if apply is not None:
             student_at(job, Point(str(apply), {}), config)  # refused now, and not after the search
+        warnings = announce_splits(job.splits, shown)
+        checked(job, job.splits.val, split="val")
+        price = price_of(job.session.lm, 300, 40) or 0.0
+        pair = forecast_pair(job.student.program, job.session, cost_per_call=price)
+        plan_report(job.splits, job.session.meter, config.decisions, pair=pair, searching=True).hold(job.session.meter)
         report = _tuned(job, config, shown, store, resume)
+        report.notes += warnings
         if report.stopped is None:
             job.status = "done"
         chosen = student_at(job, report.outcome.best.point, config)
@@ -106,18 +122,16 @@ def _by_optuna(
     job: Job, arena: ProgramArena, space: Space, default: Point, config: TuneConfig, shown: Progress, store: str | Path | None, resume: bool
 ) -> tuple[SearchOutcome, str | None]:
     url, val = storage_of(config, store), job.splits.val
-    # where others may join, what is tried here must not repeat what they try
-    worker = 0 if config.study is None else uuid.uuid4().int % 2**31
-    study = study_of(job, config, space, url, worker=worker)
+    study, alone = study_of(job, config, space, url), config.study is None and config.workers == 1
     shown.say(f"study {study.study_name} in {shown_url(url)}: {config.trials} trials of {len(val)} val tasks; the test split is sealed")
     if moved := [name for name, value in space.asked(default).items() if name != "program" and value != default.parameters.get(name)]:
         shown.say(f"the default's {', '.join(f'{name} {default.parameters[name]}' for name in moved)} is out of range: tried at the edge")
     stopped = None
-    if config.study is None:
+    if config.study is None and not alone:
         put_back_all(study)  # the run's own: whoever was at work on it is gone
     try:
         with helped(config, study.study_name, url, store, shown, meter=job.session.meter, resume=resume):
-            search(arena, val, space, config.search, study, defaults=[default], progress=shown)
+            search(arena, val, space, config.search, study, defaults=[default], progress=shown, alone=alone)
     except BudgetExceeded as cap:
         if not any(trial.state.name == "COMPLETE" for trial in study.get_trials(deepcopy=False)):
             raise
@@ -166,7 +180,10 @@ def _drawn(report: TuneReport, job: Job, config: TuneConfig, url: str) -> None:
 
 
 def _decide(report: TuneReport, job: Job, tuned: Student) -> None:
-    """Gate, then the sealed test: the tuned program replaces the default where it scores higher, or as high with fewer tokens."""
+    """Gate, then the sealed test: the tuned program replaces the default where it scores higher, or needs fewer tokens and is not inferior."""
+    plan = plan_report(job.splits, job.session.meter, job.config.decisions, pair=forecast_pair(job.student.program, job.session))
+    plan.hold(job.session.meter)
+    report.stopped = report.stopped or plan.short
     after = tuned if tuned.settings != job.student.settings or report.outcome.best.point.program != job.config.program else job.student
     if after is job.student:
         tried = sum(trial.state != "failed" for trial in report.outcome.trials)
@@ -174,7 +191,22 @@ def _decide(report: TuneReport, job: Job, tuned: Student) -> None:
             "no point was better on val than the default; it stays" if tried > 1 else "nothing was tried beside the default; it stays"
         )
     else:
-        report.gate = compare(job.student, after, job.splits.gate, job.session, split="gate", names=_SIDES)
-        fewer = saving(report.gate)
-        report.replaces = report.gate.gain.is_gain or (report.gate.gain.mean >= 0 and fewer["high"] is not None and fewer["high"] < 0)
-    report.test = compare(job.student, after, job.splits.unseal(), job.session, split="test", names=_SIDES)
+        report.gate = _compared(report, job, after, job.splits.gate[: plan.gate], "gate")
+        report.replaces = report.gate.gain.is_gain or cheaper(report.gate, report.config.margin)
+    tasks = job.splits.unseal()[: plan.test]
+    report.openings = job.openings
+    report.test = _compared(report, job, after, tasks, "test")
+
+
+def _compared(report: TuneReport, job: Job, after: Student, tasks: Sequence[Task], split: str) -> Comparison:
+    """The default beside the tuned program. It does not end as futile: equal and cheaper is a result too."""
+    if not tasks:
+        raise BudgetExceeded(f"the caps leave nothing for {split}")
+    decisions = job.config.decisions
+    rule = SequentialTest(tasks=len(tasks), difference=decisions.difference, futility=False) if decisions.early_stop else None
+    found = compare(job.student, after, tasks, job.session, split=split, names=_SIDES, rule=rule)
+    if said := ended_early(found, split):
+        report.notes.append(said)
+    if found.cap is not None:
+        report.stopped = str(found.cap)
+    return found

@@ -11,9 +11,8 @@ from assay.errors import ConfigError, ParameterError, StoreError
 from assay.jobs import Job, home_of
 from assay.optimizers import Progress, Student
 from assay.optimizers.parameters import Point, ProgramArena, Space, open_study
-from assay.optimizers.session import has_tools
+from assay.optimizers.session import acting_parameters
 from assay.programs import RANGES, program_version
-from assay.programs.compose import is_agent
 from assay.traces import shown_url, store_url
 from assay.tuning.config import TuneConfig
 
@@ -28,19 +27,12 @@ def space_of(job: Job, config: TuneConfig, shown: Progress) -> Space:
     if unknown := sorted({*config.ranges, *config.parameters} - set(RANGES)):
         raise ParameterError(f"unknown agent parameter {unknown}; there are {', '.join(RANGES)}")
     names = [config.program, *(str(path) for path in config.also)]
-    acting = {name: _acting(student_at(job, Point(name, {}), config)) for name in names}
+    acting = {name: acting_parameters(student_at(job, Point(name, {}), config)) for name in names}
     ranges = dict(config.ranges) or {name: limits for name, limits in RANGES.items() if name not in config.parameters}
     for name, found in acting.items():
         if idle := [parameter for parameter in ranges if parameter not in found]:
             shown.say(f"{name} ignores {', '.join(idle)}: not searched for it")
     return Space(programs=names, acting=acting, ranges=ranges, fixed=dict(config.parameters))
-
-
-def _acting(student: Student) -> list[str]:
-    """The parameters that do something in a program: a plain module has only a temperature."""
-    if not is_agent(student.program):
-        return ["temperature"]
-    return [name for name in RANGES if name != "tool_usage_threshold" or has_tools(student.program)]
 
 
 def student_at(job: Job, point: Point, config: TuneConfig) -> Student:
@@ -74,9 +66,9 @@ def storage_of(config: TuneConfig, store: str | Path | None) -> str:
     return url if not url.startswith("sqlite:///") else f"sqlite:///{(home_of(store) / 'studies.db').resolve()}"
 
 
-def study_of(job: Job, config: TuneConfig, space: Space, url: str, *, worker: int) -> "optuna.Study":
+def study_of(job: Job, config: TuneConfig, space: Space, url: str) -> "optuna.Study":
     """The study, new or joined: what is searched on must be the same in all its processes."""
-    return open_study(config.study or job.run_id, url, space, config.search, worker=worker, of=_searched_on(job, config))
+    return open_study(config.study or job.run_id, url, space, config.search, of=_searched_on(job, config))
 
 
 def study_to_show(job: Job, config: TuneConfig, space: Space, url: str) -> "optuna.Study | None":

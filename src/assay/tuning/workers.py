@@ -67,7 +67,7 @@ def _help(config: TuneConfig, store: str | Path | None, resume: bool, spent: Any
             closing.callback(lambda: spent.put(job.session.meter.usage))
             space = space_of(job, config, silent)
             job.session.know(job.splits.val, "val")
-            study = study_of(job, config, space, str(config.storage), worker=config.worker)
+            study = study_of(job, config, space, str(config.storage))
             with job.session.phase("search"):
                 search(arena_of(job, config, space), job.splits.val, space, config.search, study, helping=True)
     except (StopRun, KeyboardInterrupt, ModelError):

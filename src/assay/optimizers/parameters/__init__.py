@@ -1,15 +1,17 @@
 """The five agent parameters: searched by Optuna, or moved by a policy that learns."""
 
 from assay.optimizers.parameters.arena import AgentArena, Arena, ProgramArena
-from assay.optimizers.parameters.policy import Episode, PolicyOutcome, RLTrainer, train_policy
+from assay.optimizers.parameters.policy import Episode, PolicyOutcome, train_policy
 from assay.optimizers.parameters.search import SearchOutcome, TrialResult, outcome_of, search
 from assay.optimizers.parameters.space import Point, Space, in_figures
 from assay.optimizers.parameters.study import SearchConfig, open_study
+from assay.optimizers.parameters.trainer import HeldOutReport, RLTrainer
 
 __all__ = [
     "AgentArena",
     "Arena",
     "Episode",
+    "HeldOutReport",
     "Point",
     "PolicyOutcome",
     "ProgramArena",

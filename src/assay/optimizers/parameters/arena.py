@@ -4,10 +4,13 @@ import copy
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
+from urllib.error import URLError
 
-from assay.errors import AssayError, ConfigError, ProgramError
+from assay.errors import AssayError, ConfigError, ModelError, ProgramError, Unscored
+from assay.models.failures import failure_of_program, is_own
 from assay.optimizers.evaluation import Evaluation, evaluate
 from assay.optimizers.metrics import TaskRun
 from assay.optimizers.parameters.space import Point
@@ -16,6 +19,7 @@ from assay.programs import BaseAgent
 
 __all__ = ["AgentArena", "Arena", "ProgramArena"]
 
+_CLIENTS = ("httpx", "requests", "aiohttp", "urllib3", "grpc", "botocore")  # packages whose own exceptions say that a server failed
 AgentEvaluation = Callable[[Any, Any], Mapping[str, float]]
 
 
@@ -30,6 +34,10 @@ class Arena(Protocol):
         """
         ...
 
+    def within(self, trial: str) -> AbstractContextManager[None]:
+        """What runs inside belongs to a trial, where runs are recorded."""
+        ...
+
 
 class ProgramArena:
     """DSPy programs by name, run, recorded and scored in one session.
@@ -42,6 +50,9 @@ class ProgramArena:
     def __init__(self, students: Mapping[str, Student], session: Session, *, samples: int = 1) -> None:
         self.students, self.samples = dict(students), samples
         self.session = replace(session, progress=Progress())  # a bar for every few tasks would hide the trials
+
+    def within(self, trial: str) -> AbstractContextManager[None]:
+        return self.session.recorder.within(trial)
 
     def student(self, point: Point) -> Student:
         """A program of its own at a point."""
@@ -63,9 +74,16 @@ class AgentArena:
     """
 
     def __init__(self, agent: BaseAgent, evaluator: AgentEvaluation, *, samples: int = 1) -> None:
-        if not isinstance(agent, BaseAgent):
-            raise ProgramError(f"{type(agent).__name__} needs execute(task) and set_parameters(parameters) to be tuned")
+        missing = [name for name in ("execute", "set_parameters") if not _implements(agent, name)]
+        if missing:
+            raise ProgramError(
+                f"{type(agent).__name__} has no {' and no '.join(missing)} of its own: an agent needs execute(task), and set_parameters(mapping), "
+                "which its next runs follow"
+            )
         self.agent, self.evaluator, self.samples = agent, evaluator, samples
+
+    def within(self, trial: str) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def run(self, point: Point, tasks: Sequence[Any]) -> list[TaskRun]:
         try:
@@ -76,24 +94,60 @@ class AgentArena:
         return [self._one(task, sample) for sample in range(self.samples) for task in tasks]
 
     def _one(self, task: Any, sample: int) -> TaskRun:
-        name, clock = task_name(task), time.perf_counter()
+        clock = time.perf_counter()
         kind = str(getattr(task, "task_type", None) or (task.get("task_type", "default") if isinstance(task, Mapping) else "default"))
+        run = TaskRun(task_id=task_name(task), task_type=kind, sample=sample, score=None)
         try:
             output = self.agent.execute(task)
-        except AssayError:  # a missing package, a setting: the user's to mend, and never a score
-            raise
-        except Exception as error:  # the agent's own failure
-            seconds, why = time.perf_counter() - clock, f"{type(error).__name__}: {error}"
-            return TaskRun(task_id=name, task_type=kind, sample=sample, score=0.0, seconds=seconds, metrics={"accuracy": 0.0}, error=why)
+        except AssayError as error:
+            if not isinstance(error, ModelError | Unscored):  # a missing package, a setting: the user's to mend, and never a score
+                raise
+            return replace(run, seconds=time.perf_counter() - clock, error=_words(error))
+        except Exception as error:
+            failed = replace(run, seconds=time.perf_counter() - clock, error=_words(error))
+            return failed if out_of_reach(error) else replace(failed, score=0.0, metrics={"accuracy": 0.0})
         seconds = time.perf_counter() - clock
-        found = self.evaluator(task, output)
-        if not isinstance(found, Mapping):
-            raise ConfigError(f"an evaluator gives metrics by name, and this one gave {found!r}")
-        metrics = dict(found)
-        if wrong := {name: value for name, value in metrics.items() if value is not None and not (math.isnan(value) or 0 <= value <= 1)}:
-            raise ConfigError(f"an evaluator's metrics must be between 0 and 1, and these are not: {wrong}")
-        accuracy = metrics.get("accuracy")
-        return TaskRun(task_id=name, task_type=kind, sample=sample, score=accuracy, seconds=seconds, answer=output, metrics=metrics)
+        try:
+            found = self.evaluator(task, output)
+        except AssayError as error:
+            if not isinstance(error, ModelError | Unscored):
+                raise
+            return replace(run, seconds=seconds, answer=output, error=f"the evaluator: {_words(error)}")
+        except Exception as error:
+            return replace(run, seconds=seconds, answer=output, error=f"the evaluator: {_words(error)}")
+        metrics = _checked(found)
+        return replace(run, score=metrics.get("accuracy"), seconds=seconds, answer=output, metrics=metrics)
+
+
+def _implements(agent: Any, name: str) -> bool:
+    """Whether a method is there and is not the protocol's own empty one, which a subclass of `BaseAgent` inherits."""
+    method = getattr(type(agent), name, None) or getattr(agent, name, None)
+    return callable(method) and method is not getattr(BaseAgent, name)
+
+
+def _checked(found: Any) -> dict[str, float]:
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"an evaluator gives metrics by name, such as {{'accuracy': 0.5}}; this one gave {found!r}")
+    metrics = dict(found)
+    wrong = {name: value for name, value in metrics.items() if value is not None and not (isinstance(value, int | float) and _in_range(value))}
+    if wrong:
+        raise ConfigError(f"an evaluator's metrics must be numbers between 0 and 1, and these are not: {wrong}")
+    return metrics
+
+
+def _in_range(value: float) -> bool:
+    return math.isnan(value) or 0 <= value <= 1
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def out_of_reach(error: BaseException) -> bool:
+    """Whether an exception of an agent is of a model or server that could not be reached, by its class: no fault of the agent."""
+    if not is_own(failure_of_program(error)) or isinstance(error, ConnectionError | TimeoutError | URLError):
+        return True
+    return any(cls.__module__.partition(".")[0] in _CLIENTS for cls in type(error).__mro__)
 
 
 def task_name(task: Any) -> str:

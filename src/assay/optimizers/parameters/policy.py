@@ -1,4 +1,7 @@
-"""A policy that learns from an agent's metrics which parameter to move, by what its moves have brought."""
+"""A policy that learns from an agent's metrics how to adjust its parameters.
+
+Actor and critic: the network proposes adjustments, a Gaussian process over all episodes says what each would score, and the best is tried.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,28 +11,38 @@ from typing import Any
 import numpy as np
 
 from assay.errors import BudgetExceeded, ConfigError, ModelError, ProgramError
-from assay.optimizers.metrics import METRICS, AgentMetrics, Budget, measure
-from assay.optimizers.parameters.arena import AgentArena, AgentEvaluation, Arena
-from assay.optimizers.parameters.network import make_policy, state_of
+from assay.optimizers.metrics import METRICS, AgentMetrics, Budget, TaskRun, measure
+from assay.optimizers.parameters.arena import Arena
+from assay.optimizers.parameters.critic import Critic
+from assay.optimizers.parameters.network import Policy, state_of
 from assay.optimizers.parameters.space import Point, Space
 from assay.optimizers.session import Progress
-from assay.programs import RANGES, AgentParameters, BaseAgent
+from assay.programs import RANGES, AgentParameters
 
-__all__ = ["Episode", "PolicyOutcome", "RLTrainer", "train_policy"]
+__all__ = ["Episode", "PolicyOutcome", "overall", "scores_by_task", "train_policy"]
 
 _WEIGHTS = {"accuracy": 4.0, "efficiency": 1.0, "coherence": 1.0, "adaptability": 1.0, "tool_usage": 1.0}
 _SAME = 0.01  # of the overall score: a change that is none
-_DOUBT = 0.1  # standard errors of a mean of right and wrong
-_FARTHEST = 0.5  # of a parameter's range, in one episode
+_REACH = 30  # a parameter's farthest move in an episode, in learning rates: 0.3 of its range at the default of 0.01
+_FARTHEST = 0.5  # of a parameter's range, at any learning rate
+_PROPOSED, _DRAWN = 256, 512  # adjustments that the critic compares: of the network, and uniform within reach
+_OPTIMISM = 0.5  # standard errors that are added to what the critic expects: unknown places are tried
 _STILL, _PATIENCE = 20, 60  # converged: so many episodes about the same, or none better than the best for so long
-_CONFIRMED = 3  # points that are tried on the held-out tasks, beside the first
+_CONFIRMED = 3  # points that are tried on the validation tasks, beside the first
+_COVERAGE = 0.5  # of an episode's runs must be scored for the episode to count
+_HOPELESS = 3  # unscored episodes at the start after which training ends
+_BETTER, _EQUAL, _WORSE = "better: the policy moves here", "about the same: stable, maybe converged", "worse: the policy stays where it was"
+_UNSCORED = "could not be scored: it counts for nothing"
 
 
 @dataclass(frozen=True)
 class Episode:
-    """One episode. `adjustments` are from where the policy stood, in the parameters' own units; `overall` is the weighted mean of
-    the metrics that could be measured; `improvement` is over where it stood; `meaning` says it in words. Both are NaN where the
-    episode could not be scored."""
+    """One episode.
+
+    `adjustments` are from where the policy stood, in the parameters' own units; `overall` is the weighted mean of the metrics that could be
+    measured, in [0, 1]; `improvement` is `overall` less what was expected of where the policy stood; `meaning` says it in words. Both are NaN
+    where the episode could not be scored. `unscored` counts runs without a score, and `why` is the reason of the first.
+    """
 
     number: int
     metrics: Mapping[str, float | None]
@@ -39,6 +52,8 @@ class Episode:
     improvement: float
     kept: bool
     meaning: str
+    unscored: int = 0
+    why: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {name: dict(value) if isinstance(value, Mapping) else None if value != value else value for name, value in vars(self).items()}
@@ -46,13 +61,16 @@ class Episode:
 
 @dataclass
 class PolicyOutcome:
-    """What training found. `best` was confirmed on held-out tasks; `confirmed` has the overall score of each point tried there,
-    the first being where training began."""
+    """What training found.
+
+    `best` is the point of which the critic expects most; where validation tasks were given, the one that scored best on them:
+    `confirmed` then has the overall score of each point tried there, the first being where training began.
+    """
 
     best: Point
-    history: list[Episode]
-    confirmed: list[dict[str, Any]]
-    converged: bool
+    history: list[Episode] = field(default_factory=list)
+    confirmed: list[dict[str, Any]] = field(default_factory=list)
+    converged: bool = False
     notes: list[str] = field(default_factory=list)
     stopped: str | None = None
 
@@ -65,73 +83,115 @@ def overall(metrics: AgentMetrics) -> float:
     return math.fsum(_WEIGHTS[name] * value for name, value in found.items()) / math.fsum(_WEIGHTS[name] for name in found)
 
 
+def scores_by_task(runs: Sequence[TaskRun]) -> dict[str, float]:
+    """Mean score of each task's runs; NaN where none is scored."""
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        found.setdefault(run.task_id, []).extend([] if run.score is None else [run.score])
+    return {task: math.fsum(scores) / len(scores) if scores else math.nan for task, scores in found.items()}
+
+
 def train_policy(
-    arena: Arena, tasks: Sequence[Any], held_out: Sequence[Any], space: Space, start: Point, *, episodes: int = 10,
+    arena: Arena, tasks: Sequence[Any], validation: Sequence[Any], space: Space, start: Point, *, episodes: int = 10,
     tasks_per_episode: int | None = None, learning_rate: float = 0.01, update_policy: bool = True, seed: int = 0,
-    budget: Budget | None = None, policy: Any = None, progress: Progress | None = None,
+    budget: Budget | None = None, policy: Policy | None = None, progress: Progress | None = None, into: PolicyOutcome | None = None,
 ) -> PolicyOutcome:  # fmt: skip
     """Episodes of: the policy adjusts the parameters, the agent runs, the policy is updated by the improvement that followed.
 
-    The policy moves on only from what was better; the last word have the held-out tasks.
-
     Args:
-        held_out: tasks on which the best are confirmed; the training ones where empty.
-        update_policy: whether it learns; otherwise the rules alone act.
+        validation: tasks on which the most promising points are compared; empty: the critic alone chooses.
+        learning_rate: how fast the parameters move: 30 times it is the largest share of its range that a parameter moves in one episode,
+            at most 0.5. Above 0.
+        update_policy: whether policy and critic learn; otherwise the rules alone act.
         policy: one that was trained before; a new one where None.
+        into: takes the history as it grows, so that it survives an exception.
     Returns:
-        At a cap the best so far, unconfirmed, with `stopped`.
+        At a cap the best so far, with `stopped`.
     Raises:
-        ModelError: the first episode could not be scored at all.
+        ConfigError: a setting is out of range.
+        ModelError: the first episodes could not be scored at all.
         BudgetExceeded: in the first episode.
     """
-    walk = _Walk(arena, tasks, space, start, policy or make_policy(seed=seed), seed=seed, budget=budget, per_episode=tasks_per_episode)
-    shown = progress or Progress()
+    if episodes < 1 or not 0 < learning_rate < math.inf:
+        raise ConfigError(f"episodes={episodes!r} must be at least 1 and learning_rate={learning_rate!r} a finite number above 0")
+    outcome, shown = into or PolicyOutcome(start), progress or Progress()
+    walk = _Walk(
+        arena, tasks, space, start, policy or Policy(seed=seed), outcome.history, seed=seed, budget=budget, per_episode=tasks_per_episode,
+        reach=min(_FARTHEST, _REACH * learning_rate), learns=update_policy,
+    )  # fmt: skip
     try:
         with shown.bar("episodes", episodes) as advance:
             for _ in range(episodes):
-                episode = walk.step(learning_rate if update_policy else 0.0)
+                episode = walk.step()
                 scored = "" if math.isnan(episode.overall) else f"overall {episode.overall:.3f}: "
                 shown.say(f"  episode {episode.number}: {scored}{episode.meaning}")
                 advance(1)
                 if walk.converged:
                     break
-        confirmed = walk.confirm(held_out or tasks)
+        _choose(outcome, walk, validation)
     except BudgetExceeded as cap:
         if not walk.history:
             raise
-        best_so_far = max(walk.history, key=lambda episode: -math.inf if math.isnan(episode.overall) else episode.overall)
-        notes = ["the best parameters were not confirmed on held-out tasks"]
-        return PolicyOutcome(Point(start.program, best_so_far.parameters), walk.history, [], False, notes, stopped=str(cap))
-    if all(entry["overall"] is None for entry in confirmed):
-        raise ModelError("nothing could be confirmed: accuracy was measured on none of the held-out tasks")
-    best = max(confirmed, key=lambda entry: entry["overall"] if entry["overall"] is not None else -math.inf)
+        outcome.best, outcome.stopped = Point(start.program, walk.promising(1)[0]), str(cap)
+        outcome.notes.append("the cap came before the best parameters were confirmed")
+    outcome.converged = walk.converged
+    outcome.notes += _advice(walk, learning_rate)
+    return outcome
+
+
+def _choose(outcome: PolicyOutcome, walk: "_Walk", validation: Sequence[Any]) -> None:
+    points = [walk.history[0].parameters, *(p for p in walk.promising(_CONFIRMED) if p != walk.history[0].parameters)]
+    best = walk.promising(1)[0]
+    if validation:
+        scores = [overall(walk.metrics_of(p, validation)) for p in points]
+        outcome.confirmed = [{"parameters": dict(p), "overall": None if math.isnan(s) else s} for p, s in zip(points, scores, strict=True)]
+        if all(math.isnan(score) for score in scores):
+            raise ModelError("nothing could be confirmed: accuracy was measured on none of the validation tasks")
+        best = points[max(range(len(points)), key=lambda at: -math.inf if math.isnan(scores[at]) else scores[at])]
+    outcome.best = Point(outcome.best.program, best)
+    if best == walk.history[0].parameters:
+        outcome.notes.append("nothing was better than the parameters that it began with")
+
+
+def _advice(walk: "_Walk", learning_rate: float) -> list[str]:
+    """What the last third of the improvements means."""
+    known = [episode.improvement for episode in walk.history[1:] if not math.isnan(episode.improvement)]
+    last = known[-max(3, len(known) // 3) :]
     notes = [f"converged: {_STILL} episodes about the same, or none better than the best in {_PATIENCE}"] if walk.converged else []
-    if best is confirmed[0]:
-        notes.append("nothing was better on held-out tasks than where it began")
-    return PolicyOutcome(Point(start.program, best["parameters"]), walk.history, confirmed, walk.converged, notes)
+    if len(last) < 3:
+        return notes
+    mean = math.fsum(last) / len(last)
+    if mean < -_SAME:
+        notes.append(
+            f"improvement was {mean:+.3f} over the last {len(last)} episodes: try another learning rate (say {learning_rate / 2:g}) or a reset"
+        )
+    elif mean <= _SAME and not walk.converged:
+        notes.append(f"improvement was {mean:+.3f} over the last {len(last)} episodes: stable, maybe converged")
+    return notes
 
 
 class _Walk:
     """Where a policy stands, and what it has seen."""
 
     def __init__(
-        self, arena: Arena, tasks: Sequence[Any], space: Space, start: Point, policy: Any, *, seed: int, budget: Budget | None,
-        per_episode: int | None,
+        self, arena: Arena, tasks: Sequence[Any], space: Space, start: Point, policy: Policy, history: list[Episode], *, seed: int,
+        budget: Budget | None, per_episode: int | None, reach: float, learns: bool,
     ) -> None:  # fmt: skip
         if not tasks:
             raise ConfigError("a policy needs tasks to learn from")
         if per_episode is not None and per_episode < 1:
             raise ConfigError(f"tasks_per_episode={per_episode!r} must be at least 1, or None for all")
         self.arena, self.tasks, self.space, self.policy, self.budget, self.per_episode = arena, list(tasks), space, policy, budget, per_episode
+        self.reach, self.learns, self.history = reach, learns, history
         self.names = space.searched(start.program)
         defaults = AgentParameters().model_dump()
         begin = {name: start.parameters.get(name, defaults[name]) for name in self.names}
         self.at = {name: space.at(name, space.place(name, value)) if not _inside(space, name, value) else value for name, value in begin.items()}
         self.kept = {name: value for name, value in start.parameters.items() if name not in self.names}
         self.program, self.rng = start.program, np.random.default_rng(seed)
-        self.history: list[Episode] = []
-        self.metrics, self.score = AgentMetrics(), math.nan
-        self.mean, self.spread = 0.0, 0.05  # of the improvements: the baseline, and what they are measured in
+        self.metrics, self.expected = AgentMetrics(), math.nan  # of where it stands
+        self.spread = 0.05  # of the improvements: what advantages are measured in
+        self._runs: list[int] = []  # scored runs, by episode
 
     @property
     def converged(self) -> bool:
@@ -140,73 +200,123 @@ class _Walk:
         still = len(known) > _STILL and all(abs(episode.improvement) <= _SAME for episode in last)
         return still or (len(scores) > _PATIENCE and max(scores[-_PATIENCE:]) <= max(scores[:-_PATIENCE]))
 
-    def step(self, learning_rate: float) -> Episode:
-        if not self.history:
-            return self._first()
+    def step(self) -> Episode:
+        if math.isnan(self.expected):
+            return self._begin()
         state = state_of([getattr(self.metrics, name) for name in METRICS], self._places(self.at))
-        action = np.clip(self.policy.mean(state) + self.policy.sigma * self.rng.normal(size=len(RANGES)), -_FARTHEST, _FARTHEST)
+        action = self._action(state)
         tried = self._moved(action)
         try:
-            metrics = self._measured(tried)
+            runs = self._run(tried)
         except ProgramError as error:  # the agent takes these parameters not at all
-            return self._noted(AgentMetrics(), tried, math.nan, kept=False, meaning=f"could not be run: {error}", score=math.nan)
-        score = overall(metrics)
-        improvement = score - self.score
-        if math.isnan(improvement):
-            return self._noted(metrics, tried, math.nan, kept=False, meaning="could not be scored: it counts for nothing", score=math.nan)
-        self._learn(state, action, improvement, learning_rate)
-        kept = improvement >= 0
-        if improvement > _SAME:
-            meaning = "better: the policy goes on from here, and such a move becomes likelier"
-        elif improvement >= -_SAME:
-            meaning = "about the same: the move brought nothing either way"
-        else:
-            meaning = "worse: the policy goes back, and such a move becomes less likely"
-        episode = self._noted(metrics, tried, improvement, kept=kept, meaning=meaning, score=score)
-        if kept:
-            self.at, self.metrics, self.score = tried, metrics, score
-        else:  # where it stands was chosen because it came out well, by luck as well: that part is forgotten bit by bit
-            self.score -= _DOUBT * math.sqrt(max(0.0, self.score * (1 - self.score)) / len(self.tasks))
+            return self._noted(AgentMetrics(), tried, [], meaning=f"could not be run: {error}")
+        metrics, score = self._scored(runs)
+        if math.isnan(score):
+            return self._noted(metrics, tried, runs, meaning=_UNSCORED)
+        improvement = score - self.expected
+        meaning = _BETTER if improvement > _SAME else _EQUAL if improvement >= -_SAME else _WORSE
+        episode = self._noted(metrics, tried, runs, score=score, improvement=improvement, meaning=meaning)
+        self._learn(state, action, episode)
+        return self.history[-1]
+
+    def _begin(self) -> Episode:
+        """The first episode; again, where it could not be scored."""
+        runs = self._run(self.at)
+        self.metrics, self.expected = self._scored(runs)
+        meaning = _UNSCORED if math.isnan(self.expected) else "where it begins"
+        episode = self._noted(
+            self.metrics, self.at, runs, score=self.expected, improvement=math.nan if math.isnan(self.expected) else 0.0, meaning=meaning
+        )
+        if math.isnan(self.expected) and len(self.history) >= _HOPELESS:
+            raise ModelError(
+                f"the first {_HOPELESS} episodes could not be scored: accuracy was measured on too few tasks; {episode.why or 'no reason'}"
+            )
         return episode
 
-    def _first(self) -> Episode:
-        self.metrics = self._measured(self.at)
-        self.score = overall(self.metrics)
-        if math.isnan(self.score):
-            raise ModelError("the first episode could not be scored: accuracy was measured on none of its tasks")
-        return self._noted(self.metrics, self.at, 0.0, kept=True, meaning="where it begins", score=self.score)
+    def _action(self, state: np.ndarray) -> np.ndarray:
+        """The rules with their noise, or, once there is something to learn from, the best adjustment by what the critic expects."""
+        critic = self._critic() if self.learns else None
+        if critic is None:
+            return np.clip(self.policy.propose(state, 1, self.rng)[0], -self.reach, self.reach)
+        drawn = self.rng.uniform(-self.reach, self.reach, size=(_DRAWN, len(RANGES)))
+        actions = np.clip(np.concatenate([self.policy.propose(state, _PROPOSED, self.rng), drawn]), -self.reach, self.reach)
+        found = critic.at(np.clip(np.array(self._places(self.at)) + actions, 0, 1))
+        return np.asarray(actions[int(np.argmax(found.mean + _OPTIMISM * found.error))])
 
-    def _learn(self, state: np.ndarray, action: np.ndarray, improvement: float, learning_rate: float) -> None:
-        advantage = (improvement - self.mean) / self.spread
-        self.mean += 0.2 * (improvement - self.mean)
-        self.spread = max(0.01, 0.8 * self.spread + 0.2 * abs(improvement - self.mean))
-        if learning_rate:
-            self.policy.update(state, action, float(np.clip(advantage, -3, 3)), learning_rate)
+    def _learn(self, state: np.ndarray, action: np.ndarray, episode: Episode) -> None:
+        """Updates the network by what the critic now thinks of the move, and stands where most is expected."""
+        kept = episode.improvement >= 0
+        critic = self._critic() if self.learns else None
+        if critic is None:  # the rules alone: what was not worse is kept
+            if kept:
+                self.at, self.metrics, self.expected = (
+                    {n: episode.parameters[n] for n in self.names},
+                    AgentMetrics(**episode.metrics),
+                    episode.overall,
+                )
+        else:
+            known = [e for e in self.history if not math.isnan(e.overall)]
+            gain = float(np.diff(critic.at(np.array([self._places(self.at), self._places(episode.parameters)])).mean)[0])
+            self.policy.update(state, action, float(np.clip(gain / self.spread, -3, 3)))
+            self.spread = max(0.01, 0.8 * self.spread + 0.2 * abs(gain))
+            means = critic.at(np.array([self._places(e.parameters) for e in known])).mean
+            best = known[int(np.argmax(means))]
+            kept = best is episode
+            self.at, self.metrics = {name: best.parameters[name] for name in self.names}, AgentMetrics(**best.metrics)
+            self.expected = float(means.max())
+        self.history[-1] = replace(episode, kept=kept)
 
-    def _measured(self, parameters: Mapping[str, Any]) -> AgentMetrics:
+    def _critic(self) -> Critic | None:
+        rows = [(self._places(e.parameters), e.overall, n) for e, n in zip(self.history, self._runs, strict=True) if not math.isnan(e.overall)]
+        if len(rows) < 2:
+            return None
+        places, scores, runs = zip(*rows, strict=True)
+        return Critic(np.array(places), np.array(scores), np.array(runs, dtype=float))
+
+    def promising(self, count: int) -> list[Mapping[str, Any]]:
+        """Parameters of the episodes of which most is expected, best first."""
+        known = [episode for episode in self.history if not math.isnan(episode.overall)]
+        if not known:
+            return [self.history[0].parameters]
+        critic = self._critic()
+        values = [e.overall for e in known] if critic is None else critic.at(np.array([self._places(e.parameters) for e in known])).mean.tolist()
+        order = sorted(range(len(known)), key=lambda at: -values[at])
+        found: list[Mapping[str, Any]] = []
+        for at in order:
+            if known[at].parameters not in found:
+                found.append(known[at].parameters)
+        return found[:count]
+
+    def _run(self, parameters: Mapping[str, Any]) -> list[TaskRun]:
         tasks = self.tasks
         if self.per_episode is not None and self.per_episode < len(tasks):
             tasks = [tasks[at] for at in sorted(self.rng.permutation(len(tasks))[: self.per_episode])]
-        return self._metrics(parameters, tasks)
+        return self.runs_of({**self.kept, **parameters}, tasks)
 
-    def _metrics(self, parameters: Mapping[str, Any], tasks: Sequence[Any]) -> AgentMetrics:
-        """Without the seconds: they differ from run to run, and the same seed must walk the same way."""
-        runs = self.arena.run(Point(self.program, {**self.kept, **parameters}), tasks)
-        return measure([replace(run, seconds=None) for run in runs], budget=self.budget)
+    def runs_of(self, parameters: Mapping[str, Any], tasks: Sequence[Any]) -> list[TaskRun]:
+        """Without the seconds: they differ from run to run, and the same seed must give the same episodes."""
+        return [replace(run, seconds=None) for run in self.arena.run(Point(self.program, dict(parameters)), tasks)]
 
-    def confirm(self, tasks: Sequence[Any]) -> list[dict[str, Any]]:
-        """The first point and the best episodes' points, on held-out tasks."""
-        better = sorted((e for e in self.history[1:] if not math.isnan(e.overall)), key=lambda e: -e.overall)
-        points = [self.history[0].parameters, *(e.parameters for e in better[:_CONFIRMED])]
-        scores = [overall(self._metrics({n: v for n, v in p.items() if n in self.names}, tasks)) for p in points]
-        return [{"parameters": dict(p), "overall": None if math.isnan(s) else s} for p, s in zip(points, scores, strict=True)]
+    def metrics_of(self, parameters: Mapping[str, Any], tasks: Sequence[Any]) -> AgentMetrics:
+        return measure(self.runs_of(parameters, tasks), budget=self.budget)
+
+    def _scored(self, runs: Sequence[TaskRun]) -> tuple[AgentMetrics, float]:
+        """Metrics and overall score; NaN where too few runs are scored."""
+        metrics = measure(runs, budget=self.budget)
+        return metrics, overall(metrics) if sum(_is_scored(run) for run in runs) >= _COVERAGE * len(runs) else math.nan
 
     def _noted(
-        self, metrics: AgentMetrics, parameters: Mapping[str, Any], improvement: float, *, kept: bool, meaning: str, score: float
+        self, metrics: AgentMetrics, parameters: Mapping[str, Any], runs: Sequence[TaskRun], *, meaning: str, score: float = math.nan,
+        improvement: float = math.nan,
     ) -> Episode:  # fmt: skip
         moved = {name: float(parameters[name] - self.at[name]) for name in self.names}
-        episode = Episode(len(self.history), metrics.to_dict(), {**self.kept, **parameters}, moved, score, improvement, kept, meaning)
+        missing = [run for run in runs if not _is_scored(run)]
+        why = next((run.error for run in missing if run.error), None)
+        episode = Episode(
+            len(self.history), metrics.to_dict(), {**self.kept, **parameters}, moved, score, improvement, not self.history, meaning, len(missing), why
+        )
         self.history.append(episode)
+        self._runs.append(len(runs) - len(missing))
         return episode
 
     def _places(self, parameters: Mapping[str, Any]) -> list[float]:
@@ -218,66 +328,10 @@ class _Walk:
         return {name: self.space.at(name, places[name] + float(step)) for name, step in zip(RANGES, action, strict=True) if name in self.names}
 
 
+def _is_scored(run: TaskRun) -> bool:
+    return run.score is not None and math.isfinite(run.score)
+
+
 def _inside(space: Space, name: str, value: float) -> bool:
     low, high = space.ranges[name]
     return low <= value <= high
-
-
-class RLTrainer:
-    """Trains a policy that adjusts the five parameters of anybody's agent.
-
-    Args:
-        agent: has `execute(task)` and `set_parameters(mapping)`.
-        evaluator: `evaluator(task, output)` gives the metrics of one run by name, each in [0, 1]; `accuracy` is needed.
-        benchmark: tasks, or an object whose `tasks` they are.
-        held_out: share of the tasks on which the best is confirmed, in [0, 1).
-        ranges: narrower ranges of the parameters, by name; the five, whole, where None.
-        initial: parameters to begin from; the defaults of those that are left out.
-        samples: runs of each task; how well its answers agree is part of the coherence.
-    """
-
-    def __init__(
-        self, agent: BaseAgent, evaluator: AgentEvaluation, benchmark: Any, *, held_out: float = 0.3, seed: int = 0,
-        ranges: Mapping[str, tuple[float, float]] | None = None, initial: Mapping[str, Any] | None = None, progress: Progress | None = None,
-        samples: int = 1,
-    ) -> None:  # fmt: skip
-        tasks = list(getattr(benchmark, "tasks", benchmark))
-        if not 0 <= held_out < 1:
-            raise ConfigError(f"held_out={held_out!r} must be at least 0 and below 1")
-        if len(tasks) < 2:
-            raise ConfigError(f"a benchmark needs at least two tasks, got {len(tasks)}")
-        if samples < 1:
-            raise ConfigError(f"samples={samples!r} must be at least 1")
-        order = np.random.default_rng(seed).permutation(len(tasks))
-        kept = round(held_out * len(tasks))
-        self.held_out, self.tasks = [tasks[at] for at in order[:kept]], [tasks[at] for at in order[kept:]]
-        self.arena, self.seed, self.progress = AgentArena(agent, evaluator, samples=samples), seed, progress
-        self.space = Space(programs=["agent"], acting={"agent": list(RANGES)}, **({"ranges": dict(ranges)} if ranges else {}))
-        self.start = Point("agent", {**AgentParameters().model_dump(), **AgentParameters.of(initial or {}).model_dump(include=set(initial or {}))})
-        self.policy = make_policy(seed=seed)
-        self.outcome: PolicyOutcome | None = None
-
-    @property
-    def training_history(self) -> list[dict[str, Any]]:
-        """Metrics, parameters, adjustments and improvement of every episode."""
-        return [] if self.outcome is None else [episode.to_dict() for episode in self.outcome.history]
-
-    def train(
-        self, episodes: int = 10, tasks_per_episode: int | None = None, learning_rate: float = 0.01, update_policy: bool = True
-    ) -> PolicyOutcome:
-        """Trains for some episodes (fewer where it converges), then confirms the best on the held-out tasks.
-
-        Args:
-            tasks_per_episode: drawn anew for each episode; None: all.
-        """
-        if episodes < 1 or not 0 <= learning_rate < math.inf:
-            raise ConfigError(f"episodes={episodes!r} must be at least 1 and learning_rate={learning_rate!r} a finite number of at least 0")
-        self.outcome = train_policy(
-            self.arena, self.tasks, self.held_out, self.space, self.start, episodes=episodes, tasks_per_episode=tasks_per_episode,
-            learning_rate=learning_rate, update_policy=update_policy, seed=self.seed, policy=self.policy, progress=self.progress,
-        )  # fmt: skip
-        return self.outcome
-
-    def get_best_parameters(self) -> dict[str, Any]:
-        """The parameters that did best on the held-out tasks; those it began with before any training."""
-        return dict((self.start if self.outcome is None else self.outcome.best).parameters)

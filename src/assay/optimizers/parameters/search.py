@@ -23,6 +23,7 @@ __all__ = ["SearchOutcome", "TrialResult", "outcome_of", "put_back_all", "search
 
 _STATES = ("complete", "pruned", "failed")
 _LEVEL = 0.01  # of the score: trials that are level with the best, of which the one with the fewest tokens is taken
+_PUT_BACK = "put_back"  # marks a trial that was cut off, and whose point is tried again under another number
 _LOST = 0.2  # share of a trial's runs that may be without a score
 
 
@@ -70,22 +71,24 @@ class SearchOutcome:
 
 def search(
     arena: Arena, tasks: Sequence[Any], space: Space, config: SearchConfig, study: "optuna.Study", *, defaults: Sequence[Point] = (),
-    progress: Progress | None = None, helping: bool = False,
+    progress: Progress | None = None, helping: bool = False, alone: bool = False,
 ) -> SearchOutcome:  # fmt: skip
     """Tries points until the study has as many finished trials as asked for, the defaults first.
 
     Args:
         helping: whether another process sees the study through: this one stops as soon as the trials at work there and here
             are enough.
+        alone: whether no other process works on this study, now or later. A trial that is cut off then stays as it is, and is run again
+            under its own number by whoever resumes; so the study ends with the trials it would have had.
     Raises:
-        BudgetExceeded, Cancelled: the trial at work is put back, to be tried again; everything finished is in the study.
+        BudgetExceeded, Cancelled: the trial at work is run again on resuming; everything finished is in the study.
         ModelError: no trial could be scored at all.
     """
     import optuna
     from optuna.trial import TrialState
 
     shown = progress or Progress()
-    objective = _Objective(arena, list(tasks), space, config, shown)
+    objective = _Objective(arena, list(tasks), space, config, shown, alone=alone)
     for point in defaults if not study.get_trials(deepcopy=False) else ():
         study.enqueue_trial(space.asked(point), user_attrs={"default": True}, skip_if_exists=True)
 
@@ -105,9 +108,14 @@ def search(
         found = states()
         done, before = found[TrialState.COMPLETE] + found[TrialState.PRUNED], found[TrialState.FAIL]
         advance(done)
-        if done < config.trials:
+        cut_off = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)) if alone else []
+        if done < config.trials or cut_off:
             try:
-                _optimized(study, objective, enough)
+                for trial in cut_off:
+                    _run_again(study, trial, objective)
+                    advance(1)
+                if done + len(cut_off) < config.trials:
+                    _optimized(study, objective, enough)
             except Exception as error:
                 gone = _of_the_storage(error)
                 if gone is None:
@@ -133,24 +141,40 @@ def _optimized(study: "optuna.Study", objective: Any, enough: Callable[..., None
     """Optuna's loop, gone on with where another process has declared a trial of this one dead, after a sleep, say."""
     import optuna
 
+    ended = list[int]()  # the trial whose value is now told to Optuna: what is raised then is not the objective's
+
+    def watched(trial: Any) -> Any:
+        ended.clear()
+        try:
+            value = objective(trial)
+        except (optuna.TrialPruned, optuna.exceptions.UpdateFinishedTrialError):
+            ended.append(trial._trial_id)
+            raise
+        ended.append(trial._trial_id)
+        return value
+
     while True:
         try:
-            study.optimize(objective, callbacks=[enough], catch=(ProgramError, ModelError))
+            study.optimize(watched, callbacks=[enough], catch=(ProgramError, ModelError))
             return
         except optuna.exceptions.UpdateFinishedTrialError:
             continue
-        except ValueError as error:
-            if "Cannot tell" not in str(error):
+        except ValueError:  # Optuna's word for a trial that is not running any more; the study's own list is a copy from before the trial
+            if not ended or study._storage.get_trial(ended[0]).state != optuna.trial.TrialState.FAIL:
                 raise
 
 
 class _Objective:
     """One trial: blocks of tasks, until all are done or the pruner sees that it is losing."""
 
-    def __init__(self, arena: Arena, tasks: list[Any], space: Space, config: SearchConfig, progress: Progress) -> None:
-        self.arena, self.tasks, self.space, self.config, self.progress = arena, tasks, space, config, progress
+    def __init__(self, arena: Arena, tasks: list[Any], space: Space, config: SearchConfig, progress: Progress, *, alone: bool) -> None:
+        self.arena, self.tasks, self.space, self.config, self.progress, self.alone = arena, tasks, space, config, progress, alone
 
     def __call__(self, trial: Any) -> Any:
+        with self.arena.within(f"trial {trial.number}"):
+            return self._value(trial)
+
+    def _value(self, trial: Any) -> Any:
         import optuna
 
         point = self.space.suggest(trial)
@@ -201,9 +225,9 @@ class _Objective:
         metrics, tokens = measure(runs, budget=self.config.budget).to_dict(), _mean([run.tokens for run in runs])
         trial.set_user_attr("found", {"scores": scores, "metrics": metrics, "tokens": tokens, "runs": len(runs), **paired})
 
-    @staticmethod
-    def _put_back(trial: Any) -> None:
-        _put_back(trial.study, trial)
+    def _put_back(self, trial: Any) -> None:
+        if not self.alone:
+            _put_back(trial.study, trial)
 
 
 def _put_back(study: "optuna.Study", trial: Any) -> None:
@@ -211,7 +235,31 @@ def _put_back(study: "optuna.Study", trial: Any) -> None:
     from optuna.trial import TrialState
 
     study.enqueue_trial(trial.params, user_attrs={key: value for key, value in trial.user_attrs.items() if key == "default"})
+    study._storage.set_trial_user_attr(trial._trial_id, _PUT_BACK, True)
     study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+
+
+def _run_again(study: "optuna.Study", cut_off: Any, objective: "_Objective") -> None:
+    """Runs a trial that was cut off, under its own number; parameters that it had drawn already stay."""
+    import optuna
+    from optuna.trial import TrialState
+
+    trial = optuna.trial.Trial(study, cut_off._trial_id)
+    warnings.simplefilter("ignore", UserWarning)  # that it has reported these steps before; within `search`'s own filters
+    try:
+        values = objective(trial)
+    except optuna.TrialPruned:
+        study.tell(trial, state=TrialState.PRUNED)
+    except (ProgramError, ModelError):
+        study.tell(trial, state=TrialState.FAIL)
+    else:
+        study.tell(trial, values)
+
+
+def _replaced(trials: Sequence[Any]) -> set[int]:
+    """Numbers of the trials that were cut off and tried again under another number, here or by Optuna."""
+    again = {trial.system_attrs.get("failed_trial") for trial in trials} | {n for t in trials for n in t.system_attrs.get("retry_history", ())}
+    return {trial.number for trial in trials if trial.user_attrs.get(_PUT_BACK) or trial.number in again}
 
 
 def put_back_all(study: "optuna.Study") -> None:
@@ -259,13 +307,14 @@ def _said(point: Point, values: Mapping[str, float | None]) -> str:
 
 
 def outcome_of(study: "optuna.Study", space: Space, config: SearchConfig, tasks: int) -> SearchOutcome:
-    trials = [_result(trial, space, config) for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
+    found, replaced = study.get_trials(deepcopy=False), _replaced(study.get_trials(deepcopy=False))
+    trials = [_result(trial, space, config) for trial in found if trial.state.is_finished() and trial.number not in replaced]
     complete = [trial for trial in trials if trial.state == "complete"]
     if not complete:
         reasons = [trial.error for trial in trials if trial.error]
         raise ModelError(f"none of {len(trials)} trials could be scored: {reasons[-1] if reasons else 'all were cut short'}")
     ran, done = sum(trial.runs for trial in trials), [trial for trial in trials if trial.state != "failed"]
-    first = [trial for trial in study.get_trials(deepcopy=False) if trial.user_attrs.get("default") and trial.state.is_finished()]
+    first = [trial for trial in found if trial.user_attrs.get("default") and trial.state.is_finished()]
     default = min((_result(trial, space, config) for trial in first), key=lambda trial: _STATES.index(trial.state), default=None)
     front = [trial.number for trial in study.best_trials]
     expected = _expected(done, space) if config.objectives[0] == "score" else {}

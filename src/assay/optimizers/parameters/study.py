@@ -6,10 +6,8 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from assay.errors import ConfigError, MissingExtra, StoreError
 from assay.optimizers.metrics import Budget
@@ -78,13 +76,10 @@ class SearchConfig:
         return "wilcoxon" if len(self.objectives) == 1 else "none"
 
 
-def open_study(
-    name: str, url: str | None, space: Space, config: SearchConfig, *, worker: int = 0, of: Mapping[str, Any] | None = None
-) -> "optuna.Study":
+def open_study(name: str, url: str | None, space: Space, config: SearchConfig, *, of: Mapping[str, Any] | None = None) -> "optuna.Study":
     """A study in Optuna's storage at `url` (in memory where None), new or gone on with.
 
     Args:
-        worker: a number that no other process on this study has.
         of: what is searched on: whatever else must be the same for trials to be held against each other.
     Raises:
         ConfigError: a study of this name searches something else; the message says what differs.
@@ -112,9 +107,8 @@ def open_study(
                     where = shown_url(url) if url else "memory"
                     raise StoreError(f"the study {name!r} at {where} cannot be opened: {why}") from error
                 time.sleep(random.uniform(0.1, 0.2 * 2**attempt))  # not all of them again at the same moment
-    # a sampler that began anew from one seed would try again what it tried, here before a stop or in another process
-    seed = int(np.random.SeedSequence([config.seed, worker, len(study.get_trials(deepcopy=False))]).generate_state(1)[0])
-    study.sampler = _sampler(space, replace(config, seed=seed))
+    # a trial's numbers depend on its number alone: the same after a stop, others in another process
+    study.sampler = _sampler(space, config)
     wanted = {"space": {**space.describe(), **(of or {})}, "objectives": list(config.objectives)}
     trials = study.get_trials(deepcopy=False)  # before the mark: whoever begins a study marks it first, and tries then
     known = study.user_attrs.get("assay")
@@ -153,20 +147,22 @@ def _storage(url: str) -> Any:
 def _sampler(space: Space, config: SearchConfig) -> Any:
     import optuna
 
+    from assay.optimizers.parameters.seeding import SeededByTrial
+
     samplers = optuna.samplers
-    makers: dict[str, Callable[[], Any]] = {
-        "tpe": lambda: samplers.TPESampler(seed=config.seed, n_startup_trials=min(10, max(2, config.trials // 4)), constant_liar=True),
-        "gp": lambda: samplers.GPSampler(seed=config.seed, deterministic_objective=False),
-        "cmaes": lambda: samplers.CmaEsSampler(seed=config.seed, warn_independent_sampling=False),
-        "nsga2": lambda: samplers.NSGAIISampler(seed=config.seed, population_size=max(4, min(50, config.trials // 4))),
-        "random": lambda: samplers.RandomSampler(seed=config.seed),
-        "grid": lambda: samplers.GridSampler(space.grid(), seed=config.seed),
+    makers: dict[str, Callable[[int], Any]] = {
+        "tpe": lambda seed: samplers.TPESampler(seed=seed, n_startup_trials=min(10, max(2, config.trials // 4)), constant_liar=True),
+        "gp": lambda seed: samplers.GPSampler(seed=seed, deterministic_objective=False),
+        "cmaes": lambda seed: samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False),
+        "nsga2": lambda seed: samplers.NSGAIISampler(seed=seed, population_size=max(4, min(50, config.trials // 4))),
+        "random": lambda seed: samplers.RandomSampler(seed=seed),
+        "grid": lambda seed: samplers.GridSampler(space.grid(), seed=seed),
     }
     if config.sampler == "grid" and len(space.programs) > 1 and len({tuple(space.searched(p)) for p in space.programs}) > 1:
         raise ConfigError("sampler='grid' needs programs with the same parameters; take tpe")
     if config.sampler in _NEEDS and importlib.util.find_spec(_NEEDS[config.sampler]) is None:
         raise MissingExtra(_NEEDS[config.sampler], "train")
-    return makers[config.sampler]()
+    return SeededByTrial(makers[config.sampler], config.seed)
 
 
 def _pruner(config: SearchConfig) -> Any:

@@ -87,6 +87,8 @@ def load_policy(name: str) -> Policy:
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError as error:
         raise MissingExtra(str(error.name), "train") from error
+    if name.startswith("embedded:"):
+        raise ModelError(f"{name!r} can be run and judged with, not trained: train embedded/NAME, a model of the hub, or a folder of weights")
     embedded, adapters, source = None, tuple[Adapter, ...](), name
     if name.startswith("embedded/"):
         embedded, adapters = with_adapters(name)

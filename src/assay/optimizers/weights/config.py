@@ -12,7 +12,9 @@ __all__ = ["ALGORITHMS", "LOSSES", "PolicyConfig", "SFTConfig", "made_of"]
 
 T = TypeVar("T")
 
-ALGORITHMS = ("grpo", "reinforce++", "ppo", "rloo")
+ALGORITHMS = ("grpo", "reinforce++", "reinforce++-turn", "ppo", "rloo")
+VALUES = ("features", "head")
+_BY_SEQUENCE = ("luspo", "vespo")  # losses that take one advantage a call
 LOSSES = ("dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")  # of TRL's GRPOConfig, by name
 _UNUSED = {"cispo": ("epsilon",), "sapo": ("epsilon", "epsilon_high"), "vespo": ("epsilon", "epsilon_high")}
 
@@ -61,15 +63,19 @@ class PolicyConfig:
     Args:
         algorithm: where advantages come from, see `assay.optimizers.weights.advantages`.
         model: what is trained; adapters in its name are merged before, and are what the KL term holds the policy to.
-        steps: optimizer steps; each takes `tasks` times `group` rollouts, or every `iterations`-th does.
-        group: rollouts of a task.
+        steps: optimizer steps; each takes `tasks` times `num_generations` rollouts, or every `iterations`-th does.
+        num_generations: rollouts of a task; at least 2, and with `reinforce++` and `reinforce++-turn`, whose baseline is the batch's, at least 1.
         temperature: of the rollouts, and of the distribution that is trained.
         loss: TRL's `loss_type`. Rows are padded to whole batches with masked ones, which `dapo`, `cispo` and `vespo` do not notice.
         epsilon, epsilon_high: the ratio is clipped to [1 - epsilon, 1 + epsilon_high], by default [0.8, 1.28]; `cispo` cuts the weight of a
             token at epsilon_high itself, by default 5 (arXiv 2510.13786). `sapo` and `vespo` have neither.
         beta: weight of the KL to the model as it was before (k3 estimate of TRL); costs a forward pass; 0 leaves it out.
+        kl_in_reward: takes beta times the KL of each token (k1 estimate) from its reward, as the REINFORCE++ paper does, and not from the loss; of
+            `reinforce++` alone.
+        value: of `ppo`: `features`, a ridge regression on where a rollout stands, or `head`, one on the model's last hidden state at the end of
+            each call's prompt as well (a linear value head, fitted in closed form).
         returns: how a call is credited, see `assay.traces.credit.returns`; `episode` gives all calls of a rollout the same.
-        scale: divides advantages by a deviation (of `grpo` and `reinforce++`).
+        scale: divides advantages by a deviation (of `grpo` and `reinforce++-turn`).
         step_weight, outcome_weight: of step rewards and of the rubric's score in the rewards.
         micro: rollouts whose calls go through the model at once in a process; memory grows with it, speed on a CPU does not. 0: two, or one
             where the rollouts cannot be shared out so.
@@ -87,7 +93,7 @@ class PolicyConfig:
     model: str = "embedded/smollm2-135m"
     steps: int = 30
     tasks: int = 4
-    group: int = 6
+    num_generations: int = 6
     iterations: int = 1
     learning_rate: float = 2e-4
     rank: int = 16
@@ -96,6 +102,8 @@ class PolicyConfig:
     epsilon: float | None = None
     epsilon_high: float | None = None
     beta: float = 0.01
+    kl_in_reward: bool = False
+    value: str = "features"
     returns: str = "to_go"
     discount: float = 1.0
     gae_lambda: float = 0.95
@@ -117,10 +125,16 @@ class PolicyConfig:
     report_to: str = "none"
 
     def __post_init__(self) -> None:
-        for name, known in (("algorithm", ALGORITHMS), ("loss", LOSSES), ("returns", RETURNS), ("vllm", ("none", "colocate", "server"))):
+        for name, known in (
+            ("algorithm", ALGORITHMS),
+            ("value", VALUES),
+            ("loss", LOSSES),
+            ("returns", RETURNS),
+            ("vllm", ("none", "colocate", "server")),
+        ):
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name}={getattr(self, name)!r} must be one of {', '.join(known)}")
-        _at_least(self, 2, "group")
+        _at_least(self, 1 if self.algorithm.startswith("reinforce++") else 2, "num_generations")
         _at_least(self, 1, "steps", "tasks", "iterations", "rank", "max_completion", "held_out", "save_every")
         _at_least(self, 16, "max_length")
         _at_least(self, 0, "micro", "evaluate_every", "samples_every", "seed", "beta", "step_weight", "outcome_weight")
@@ -137,8 +151,16 @@ class PolicyConfig:
             raise ConfigError(f"returns={self.returns!r} would have no effect: ppo takes generalised advantages (gae_lambda)")
         if self.algorithm != "ppo" and self.gae_lambda != 0.95:
             raise ConfigError(f"gae_lambda={self.gae_lambda!r} would have no effect on {self.algorithm}")
-        if self.algorithm in ("rloo", "ppo") and not self.scale:
+        if self.algorithm in ("rloo", "ppo", "reinforce++") and not self.scale:
             raise ConfigError(f"scale=False would have no effect on {self.algorithm}")
+        if self.kl_in_reward and (self.algorithm != "reinforce++" or not self.beta):
+            raise ConfigError("kl_in_reward=True goes with algorithm='reinforce++' and a beta above 0")
+        if self.algorithm == "reinforce++" and self.loss in _BY_SEQUENCE:
+            raise ConfigError(
+                f"loss={self.loss!r} takes one advantage a call, and reinforce++ has one a token: use dapo, grpo, bnpo, dr_grpo or cispo"
+            )
+        if self.value != "features" and self.algorithm != "ppo":
+            raise ConfigError(f"value={self.value!r} would have no effect on {self.algorithm}: only ppo has a value")
         if not self.step_weight and not self.outcome_weight:
             raise ConfigError("step_weight and outcome_weight are both 0: nothing would be rewarded")
 
@@ -154,12 +176,12 @@ class PolicyConfig:
         Raises:
             ConfigError: the rollouts of a step cannot be shared out so.
         """
-        rollouts = self.tasks * self.group
+        rollouts = self.tasks * self.num_generations
         micro = self.micro or (1 if rollouts % (2 * processes) else 2)
         if rollouts % (micro * processes):
             raise ConfigError(
-                f"micro={micro!r} must divide the {rollouts} rollouts of a step (tasks times group)"
-                + (f", shared out to {processes} processes: change tasks, group or micro" if processes > 1 else "")
+                f"micro={micro!r} must divide the {rollouts} rollouts of a step (tasks times num_generations)"
+                + (f", shared out to {processes} processes: change tasks, num_generations or micro" if processes > 1 else "")
             )
         return micro, rollouts // (micro * processes)
 

@@ -28,6 +28,7 @@ class TrainingData:
     sha256: str
     left_out: Counter[str] = field(default_factory=Counter)
     ungated: bool = False
+    folder: Path | None = None  # of the export
 
 
 def read_sft(source: str | Path, *, min_quality: float, held_out: float, seed: int) -> TrainingData:
@@ -67,6 +68,7 @@ def read_sft(source: str | Path, *, min_quality: float, held_out: float, seed: i
     return TrainingData(
         [row for task, row in kept if task not in out], [row for task, row in kept if task in out], len(names),
         hashlib.sha256(content).hexdigest(), left, ungated,
+        folder=Path(source),
     )  # fmt: skip
 
 

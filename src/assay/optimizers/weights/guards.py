@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 import numpy as np
-from scipy import stats
 
 __all__ = ["Watch"]
 
@@ -54,19 +53,22 @@ class Watch:
         if len(apart) == _RUN and len(self.curves["reward_std"]) > _RUN and max(apart) < 0.2 * float(np.mean(first)) and not self._done():
             found["deviation"] = (
                 f"the deviation of the rewards has fallen from {np.mean(first):.3f} to {apart[-1]:.3f}: there is ever less to learn from. Take "
-                "other tasks, raise --temperature or --group, or give the rubric grades between 0 and 1"
+                "other tasks, raise --temperature or --num-generations, or give the rubric grades between 0 and 1"
             )
         flat = self.last("flat_groups", _RUN)
         if len(flat) == _RUN and min(flat) >= 0.75:
             reward = self.last("score", 1)[-1] if self.last("score", 1) else math.nan
             hard = "easy: take harder tasks" if reward > 0.5 else "hard: warm it up (assay train sft), or take easier tasks"
             found["flat"] = (
-                f"{100 * flat[-1]:.0f} % of the groups have no spread, so nothing is learned from them. The tasks are too {hard}, or raise --group "
+                f"{100 * flat[-1]:.0f} % of the groups have no spread, so nothing is learned from them. The tasks are too {hard}, or raise "
+                f"--num-generations "
                 "or --temperature"
             )
         distinct = self.last("distinct", _RUN)
         if len(distinct) == _RUN and max(distinct) < 0.3 and not self._done():
-            found["distinct"] = f"only {100 * distinct[-1]:.0f} % of a group's answers are different ones: raise --temperature, --beta or --group"
+            found["distinct"] = (
+                f"only {100 * distinct[-1]:.0f} % of a group's answers are different ones: raise --temperature, --beta or --num-generations"
+            )
         kl = self.last("kl", _RUN)
         if len(kl) == _RUN and min(kl) > 0.5:
             found["kl"] = f"the policy is {kl[-1]:.2f} nats a token from where it began: raise --beta or lower --learning-rate"
@@ -94,6 +96,8 @@ class Watch:
         curve = self.curves.get(name, {})
         if len(curve) < _WINDOW or len(set(curve.values())) < 2:
             return 0.0
+        from scipy import stats
+
         rho, p = stats.spearmanr(sorted(curve), [curve[step] for step in sorted(curve)])
         return math.copysign(1.0, rho) if p < 0.05 else 0.0
 
@@ -106,5 +110,7 @@ class Watch:
         before, after = rewards[:_WINDOW], rewards[_WINDOW:]
         if np.ptp(rewards) == 0:
             return True
+        from scipy import stats
+
         interval = stats.ttest_ind(after, before, equal_var=False).confidence_interval(0.95)
         return bool(interval.low <= 0 <= interval.high and max(-interval.low, interval.high) <= _SETTLED)

@@ -39,20 +39,24 @@ def make_trainer(policy: Policy, config: PolicyConfig, tasks: int, out: Path, co
     micro, parts = config.shared_out(world())
     every = config.iterations * math.ceil(config.save_every / config.iterations)  # rollouts that are used again are not in a checkpoint
     vllm = {"use_vllm": True, "vllm_mode": config.vllm, "vllm_importance_sampling_correction": False} if config.vllm != "none" else {}
+    rollouts = config.tasks * config.num_generations
     arguments = GRPOConfig(
         output_dir=str(out), max_steps=config.steps, per_device_train_batch_size=micro, gradient_accumulation_steps=parts,
-        steps_per_generation=parts, num_generations=config.group, num_iterations=config.iterations, learning_rate=config.learning_rate,
-        beta=config.beta, epsilon=config.clip[0], epsilon_high=config.clip[1], loss_type=config.loss, temperature=config.temperature,
+        steps_per_generation=parts, num_generations=config.num_generations if config.num_generations > 1 else rollouts,
+        num_iterations=config.iterations, learning_rate=config.learning_rate,
+        beta=0.0 if config.kl_in_reward else config.beta,
+        epsilon=config.clip[0], epsilon_high=config.clip[1], loss_type=config.loss, temperature=config.temperature,
         importance_sampling_level="sequence" if config.loss == "luspo" else "token",
         max_completion_length=config.max_completion, max_grad_norm=config.max_grad_norm, lr_scheduler_type="constant", seed=config.seed,
         logging_steps=1, logging_nan_inf_filter=False, save_strategy="steps", save_steps=every, save_total_limit=2,
         report_to=config.report_to, bf16=fast_bf16(), use_cpu=not cuda, gradient_checkpointing=cuda,
         shuffle_dataset=False, disable_tqdm=True, **vllm,
     )  # fmt: skip
+    arguments.num_generations = config.num_generations  # TRL wants two, for a baseline that is not taken from it here
     rows = Dataset.from_list([{"prompt": "", "index": at} for at in task_order(tasks, config)])
     trainer = TransitionTrainer(
         model=policy.model, args=arguments, train_dataset=rows, processing_class=policy.tokenizer, peft_config=lora_of(config.rank),
-        callbacks=[callback], collect=collect,
+        callbacks=[callback], collect=collect, by_token=config.algorithm == "reinforce++", kl_in_reward=config.beta if config.kl_in_reward else 0.0,
     )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
     callback.trainer = trainer

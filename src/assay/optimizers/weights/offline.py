@@ -92,6 +92,10 @@ class Recorded:
         ]  # fmt: skip
         return assign_credit(batch, self.config, self.memory)
 
+    def made_from(self) -> dict[str, Any]:
+        """What the adapter remembers of its data."""
+        return {"export": str(self.folder.resolve())}
+
     def begin(self, trainer: Any, policy: Policy) -> list[str]:
         """Makes rows of the calls, and holds their behaviour against the policy; what there is to be noted.
 
@@ -172,13 +176,13 @@ class Recorded:
         return notes
 
     def collect(self, inputs: list[dict[str, Any]], trainer: Any) -> Any:
-        """Rows of this process's share of a step. A group comes as often as `config.group`; each time another part of it is taken."""
+        """Rows of this process's share of a step. A group comes as often as `config.num_generations`; each time another part of it is taken."""
         from assay.optimizers.weights.trainer import Batch, over_ranks
 
         first, chosen = trainer.accelerator.process_index * len(inputs), list[str]()
         for at, given in enumerate(inputs):
             members = self.groups[given["index"]]
-            chosen += members[(first + at) % self.config.group :: self.config.group]
+            chosen += members[(first + at) % self.config.num_generations :: self.config.num_generations]
         batch = [self.trajectories[name] for name in chosen if name in self.trajectories]
         rows, _ = self.credit.given_to(batch, Counter())
         self.tally.rollouts += len(batch)

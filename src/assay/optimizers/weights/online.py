@@ -14,7 +14,7 @@ import numpy as np
 from assay.datasets import Task
 from assay.datasets.tasks import content_hash
 from assay.errors import Diverged, Unscored
-from assay.optimizers.weights.advantages import ValueMemory, assign_credit
+from assay.optimizers.weights.advantages import ValueMemory, add_hidden, assign_credit
 from assay.optimizers.weights.base import Policy
 from assay.optimizers.weights.config import PolicyConfig
 from assay.optimizers.weights.engines import Crew, PolicyEngine, Run
@@ -25,6 +25,7 @@ from assay.programs.agent import WRITTEN_DECISIONS
 from assay.rubrics import Rubric
 from assay.traces import Rollout
 from assay.traces.dialects import chat_messages
+from assay.traces.records import subject_digest
 
 __all__ = ["Rollouts", "job_of"]
 
@@ -41,6 +42,11 @@ class Rollouts:
         self.prompts: list[list[dict[str, Any]]] = []
         self.job = {**job_of(bench, self.tasks), "watching": watching.version if watching is not None else None}
 
+    def made_from(self) -> dict[str, Any]:
+        """What the adapter remembers of its data: hashes of the people whose tasks it was trained on."""
+        people = {subject_digest(str(task.metadata["data_subject"])) for task in self.tasks if task.metadata.get("data_subject")}
+        return {"people": sorted(people)}
+
     def begin(self, trainer: Any, policy: Policy) -> list[str]:
         """Called once before the first step; what there is to be noted."""
         return []
@@ -55,7 +61,7 @@ class Rollouts:
         first, run_id = trainer.accelerator.process_index * len(inputs), over_ranks([session.recorder.run_id])[0]
         runs: list[Run] = []
         for at, given in enumerate(inputs):
-            student = self.bench.student.another(step * self.config.group + (first + at) % self.config.group)
+            student = self.bench.student.another(step * self.config.num_generations + (first + at) % self.config.num_generations)
             student.group = f"{run_id}/{step}"
             runs.append((student, self.tasks[given["index"]]))
         synced = time.perf_counter()
@@ -64,6 +70,8 @@ class Rollouts:
         self.tally.spend("sync", synced - clock)
         self.tally.spend("rollouts", time.perf_counter() - synced)
         batch = self._trajectories(found, trainer._tokenizer)
+        if self.config.value == "head":
+            add_hidden(batch, trainer.hidden_of)
         world = over_ranks([one.without_rows() for one in batch])
         if not world:
             raise Diverged(f"no rollout of a whole step could be scored: {dict(self.tally.left_out)}")
@@ -74,7 +82,12 @@ class Rollouts:
         self.tally.calls += len(rows)
         rollouts = over_ranks([_told(prediction._rollout) for prediction in found if prediction is not None])
         passed = len(rows) + (len(flat) if self.config.beta else 0)  # through the model
-        told = {**_numbers(world, rollouts), "flat_groups": credit.flat / max(1, credit.groups), "rows": float(sum(over_ranks([passed])))}
+        told = {
+            **_numbers(world, rollouts),
+            "flat_groups": credit.flat / max(1, credit.groups),
+            "explained_variance": credit.explained,
+            "rows": float(sum(over_ranks([passed]))),
+        }
         if self.watching is not None:
             with session.phase("train"):
                 told["watched"] = _mean([value for part in over_ranks([self._watched(found)]) for value in part])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.optimizers.pages import Page, table
+from assay.traces.sealing import openings_line
 
 __all__ = ["in_numbers", "interval", "of_other_seeds", "write_report"]
 
@@ -40,6 +41,8 @@ def write_report(path: Path, told: Mapping[str, Any], others: Sequence[Mapping[s
         number = next(iter(modes.values()))["before"]["n"]
         page.section(f"Before and after: {bench}", f"{number} sealed tasks; gains are paired, with 95 % intervals")
         page.markup(table(("", "before", "after", "gain"), in_numbers(modes)))
+        if openings := (told.get("test_openings") or {}).get(bench):
+            page.markup(f"<p>{html.escape(openings_line(openings))}</p>")
     curves = {name: {int(step): value for step, value in curve.items()} for name, curve in told["curves"].items()}
     for heading, note, names in _sections(curves):
         page.section(heading, note)

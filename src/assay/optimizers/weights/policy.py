@@ -36,6 +36,7 @@ from assay.optimizers.weights.work import (
     working_folder,
     world,
 )
+from assay.reprs import Shown
 
 __all__ = ["PolicyReport", "train_policy"]
 
@@ -47,8 +48,8 @@ _HOW = (
 )  # of a machine, not of what is trained: they may change at --resume (micro not with bnpo, a mean by parts)
 
 
-@dataclass
-class PolicyReport:
+@dataclass(repr=False)
+class PolicyReport(Shown):
     """What `train_policy` did. `name` is the model to serve (None where the base is none of ours: `path` then holds PEFT's folder).
 
     `curves[name][step]` are the numbers of each step; `validation[bench][mode]` has `before`, `after` and their paired `gain` on tasks
@@ -61,6 +62,7 @@ class PolicyReport:
     config: PolicyConfig
     curves: dict[str, dict[int, float]] = field(default_factory=dict)
     validation: dict[str, dict[str, Any]] = field(default_factory=dict)
+    test_openings: dict[str, dict[str, int]] = field(default_factory=dict)  # by bench, see `assay.traces.sealing.Openings`
     alarms: list[str] = field(default_factory=list)
     converged: bool | None = None
     best_step: int | None = None
@@ -184,7 +186,7 @@ class _Training:
             report.path = kept
             report.notes.append(f"{self.config.model} is no embedded model: the adapter stays in PEFT's form, for vLLM or transformers")
             return self._told()
-        made = {**report.to_dict(), "tokenizer_sha256": tokenizer_sha(policy.tokenizer)}
+        made = {**report.to_dict(), **self.source.made_from(), "tokenizer_sha256": tokenizer_sha(policy.tokenizer)}
         adapter = keep_adapter(self.name, kept, base=policy.embedded, after=policy.merged, made=made)
         report.name, report.path = served_as(adapter), adapter.path
         report.agreement = told_agreement(trainer, policy, adapter, self.source.prompts, report.notes)
@@ -336,13 +338,16 @@ class _Training:
         engine.sync(trainer)
         for bench in self.benches:
             found: dict[str, Any] = {}
-            for mode in MODES:
+            if bench.opens is not None and (openings := bench.opens()) is not None:
+                self.report.test_openings[bench.name] = openings.to_dict()
+            for mode in MODES if bench.test else ():
                 with engine.before():
                     before = look(bench, engine, bench.test, mode, phase="test")
                 after = look(bench, engine, bench.test, mode, phase="test")
                 if not rank():
                     found[mode] = compared(before, after)
-            self.report.validation[bench.name] = found
+            if found or rank():
+                self.report.validation[bench.name] = found
 
     # -- what a checkpoint keeps beside TRL's
 

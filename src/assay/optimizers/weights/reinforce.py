@@ -70,7 +70,6 @@ class TRLReinforceJob(ReinforceJob):  # type: ignore[misc]
         if temperature == 0:
             raise ConfigError("the language model has temperature 0: all rollouts of an example would be the same")
         settings = {**self.train_kwargs, "model": lm.model, "steps": _ENDLESS, "save_every": _ENDLESS}
-        settings["group"] = settings.pop("num_generations", PolicyConfig.group)
         settings["temperature"] = 1.0 if temperature is None else temperature
         self.name = str(settings.pop("name", "dspy-grpo"))
         self.config: PolicyConfig = made_of(PolicyConfig, settings, "train_kwargs")

@@ -32,6 +32,7 @@ class Row:
     logprobs: list[float] | None = None
     trained: list[bool] = field(default_factory=list)
     advantage: float = 0.0
+    rollout: str = ""
 
 
 @dataclass

@@ -17,6 +17,7 @@ from assay.optimizers.weights.base import Policy, fast_bf16, lean_head, load_pol
 from assay.optimizers.weights.config import SFTConfig
 from assay.optimizers.weights.data import TrainingData, read_sft
 from assay.optimizers.weights.work import last_good, rank, ready, save_adapter, stoppable, told_agreement, working_folder, world
+from assay.reprs import Shown
 
 __all__ = ["SFTReport", "train_sft"]
 
@@ -24,8 +25,8 @@ _PROMPTS = 4  # whose greedy texts are compared between torch and llama.cpp
 _MICRO = 4  # rows of a forward pass at most; the rest of a batch is accumulated
 
 
-@dataclass
-class SFTReport:
+@dataclass(repr=False)
+class SFTReport(Shown):
     """What `train_sft` did. `name` is the model to serve (None where the base is none of ours: `path` then holds PEFT's folder).
 
     `loss` and `held_out_loss` are mean negative log-likelihoods a completion token, by step; `agreement` is the share of held-out
@@ -98,7 +99,12 @@ def _train(work: Path, name: str, config: SFTConfig, data: TrainingData, resume:
     save_adapter(trainer, kept)
     if rank():
         return report
-    made = {**report.to_dict(), "data_sha256": data.sha256, "tokenizer_sha256": tokenizer_sha(policy.tokenizer)}
+    made = {
+        **report.to_dict(),
+        "data_sha256": data.sha256,
+        "export": str(data.folder.resolve()) if data.folder else None,
+        "tokenizer_sha256": tokenizer_sha(policy.tokenizer),
+    }
     if policy.embedded is None:
         report.notes.append(f"{config.model} is no embedded model: the adapter stays in PEFT's form, for vLLM or transformers")
         return report

@@ -42,10 +42,15 @@ def over_ranks(items: Sequence[Any]) -> list[Any]:
 class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
     """Args:
     collect: called with the inputs of this process (each task as often as it has rollouts) and the trainer; gives the rows.
+    by_token: a row's advantage is its return, to be normalised over all tokens of the batch (REINFORCE++).
+    kl_in_reward: weight of each token's KL to the reference in its reward; with `by_token`.
     """
 
-    def __init__(self, *args: Any, collect: Callable[[list[dict[str, Any]], "TransitionTrainer"], Batch], **kwargs: Any) -> None:
-        self._collect = collect
+    def __init__(
+        self, *args: Any, collect: Callable[[list[dict[str, Any]], "TransitionTrainer"], Batch], by_token: bool = False, kl_in_reward: float = 0.0,
+        **kwargs: Any,
+    ) -> None:  # fmt: skip
+        self._collect, self._by_token, self._kl_in_reward = collect, by_token, kl_in_reward
         super().__init__(*args, reward_funcs=_scored_elsewhere, **kwargs)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -100,6 +105,10 @@ class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
                 out["old_per_token_logps"] = self._logprobs(self.model, out)
             if self.beta:
                 out["ref_per_token_logps"] = self._reference(out)
+            if self._by_token:
+                kl = self._logprobs(self.model, out) - self._reference(out) if self._kl_in_reward else torch.zeros_like(mask, dtype=torch.float)
+                earned = token_returns(rows, kl * mask, self._kl_in_reward)
+                out["advantages"] = normalised(earned, mask, lambda sums: self.accelerator.reduce(sums, reduction="sum"))
         return out
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
@@ -142,6 +151,23 @@ class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
             found += [line[: len(row.completion_ids)] for line, row in zip(odds.float().tolist(), part, strict=True)]
         return found
 
+    def hidden_of(self, rows: Sequence[Row], *, size: int = 8) -> list[list[float]]:
+        """The last hidden state at the end of each row's prompt, `[row][dimension]`."""
+        found: list[list[float]] = []
+        for at in range(0, len(rows), size):
+            part = self._padded(rows[at : at + size])
+            ids, mask = part["prompt_ids"], part["prompt_mask"]
+            with torch.no_grad():
+                out = self.model(
+                    input_ids=ids,
+                    attention_mask=mask,
+                    position_ids=(mask.cumsum(dim=1) - 1).clamp(min=0),
+                    output_hidden_states=True,
+                    logits_to_keep=1,
+                )
+            found += out.hidden_states[-1][:, -1].float().tolist()
+        return found
+
     def _reference(self, out: dict[str, Any]) -> torch.Tensor:
         if self.ref_model is not None:
             return self._logprobs(self.ref_model, out)
@@ -157,13 +183,47 @@ class TransitionTrainer(GRPOTrainer):  # type: ignore[misc]
         return found
 
 
+def token_returns(rows: Sequence[Row], kl: torch.Tensor, weight: float) -> torch.Tensor:
+    """What each token is credited with, `[row][token]`: its call's return, less the weighted KL of it and of all tokens of its rollout after it.
+
+    Source: REINFORCE++ (arXiv 2501.03262), eq. 4 and 5, with the tokens of later calls as later tokens.
+    """
+    earned = torch.tensor([row.advantage for row in rows], device=kl.device)[:, None].expand(kl.shape).clone()
+    if not weight:
+        return earned
+    totals = kl.sum(dim=1)
+    later = torch.stack(
+        [
+            sum((totals[at] for at, other in enumerate(rows) if other.rollout == row.rollout and other.turn > row.turn), totals.new_zeros(()))
+            for row in rows
+        ]
+    )
+    return earned - weight * (kl.flip(1).cumsum(1).flip(1) + later[:, None])
+
+
+def normalised(earned: torch.Tensor, mask: torch.Tensor, summed: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Less the mean and over the standard deviation of all trained tokens of the batch, over all processes; 0 where nothing is trained.
+
+    Source: REINFORCE++ (arXiv 2501.03262), eq. 6. Tokens that all earned the same get exactly 0.
+    """
+    kept = mask.bool()
+    values = earned[kept].double()
+    count, total = summed(torch.tensor([float(len(values)), float(values.sum())], device=earned.device, dtype=torch.double)).tolist()
+    mean = total / max(1.0, count)
+    square = float(summed(((values - mean) ** 2).sum().reshape(1))[0])
+    if square <= 1e-18 * max(1.0, count):
+        return torch.zeros_like(earned)
+    return torch.where(kept, (earned - mean) / math.sqrt(square / count + 1e-8), torch.zeros_like(earned))
+
+
 _OF_COMPLETIONS = ("completion_ids", "completion_mask", "tool_mask", "old_per_token_logps", "ref_per_token_logps")
 
 
 def _trimmed(inputs: Mapping[str, Any]) -> dict[str, Any]:
     prompt = max(1, int(inputs["prompt_mask"].sum(dim=1).max()))
     completion = max(1, int(inputs["completion_mask"].sum(dim=1).max()))
-    out = {name: value[:, :completion] if name in _OF_COMPLETIONS else value for name, value in inputs.items()}
+    by_token = {*_OF_COMPLETIONS, *(["advantages"] if inputs["advantages"].dim() == 2 else [])}
+    out = {name: value[:, :completion] if name in by_token else value for name, value in inputs.items()}
     return {**out, "prompt_ids": inputs["prompt_ids"][:, -prompt:], "prompt_mask": inputs["prompt_mask"][:, -prompt:]}
 
 

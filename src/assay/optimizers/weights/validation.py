@@ -1,7 +1,7 @@
 """Old weights against new ones by running programs: greedily and sampled, task by task, in pairs."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +33,7 @@ class Bench:
     val: Sequence[Task]
     test: Sequence[Task]
     trained: bool = True
+    opens: Callable[[], Any] | None = None  # called before `test` is run; returns how often it was opened
 
 
 def look(bench: Bench, engine: PolicyEngine, tasks: Sequence[Task], mode: str, *, phase: str) -> Evaluation:
@@ -51,7 +52,22 @@ def told(found: Evaluation) -> dict[str, Any]:
     made = sum(run.tools_made for run in found.runs.values())
     good = sum(run.tools_good for run in found.runs.values())
     parsed = 1 - report["failed"] / report["n"] if report["n"] else None
-    kept = {name: report[name] for name in ("score", "interval", "n", "unscored", "failed", "criteria", "task_types", "tokens_per_task")}
+    kept = {
+        name: report[name]
+        for name in (
+            "score",
+            "interval",
+            "n",
+            "unscored",
+            "failed",
+            "why_failed",
+            "coverage",
+            "undecided",
+            "criteria",
+            "task_types",
+            "tokens_per_task",
+        )
+    }
     return {**kept, "tool_calls": made, "valid_calls": good / made if made else None, "parsed": parsed}
 
 

@@ -146,6 +146,8 @@ class _Parts:
             found = next((part[key] for key in ("response", "result", "content", "output") if part.get(key) is not None), None)
             called = next((part[key] for key in ("id", "tool_use_id", "toolUseId", "call_id") if part.get(key)), "")
             self.results.append({"role": "tool", "tool_call_id": str(called), "content": _said(found)})
+        elif kind == "refusal":
+            self.content.append({"type": "text", "text": as_text(next((part[key] for key in ("refusal", "content", "text") if part.get(key)), ""))})
         elif kind in ("reasoning", "thinking"):
             self.reasoning.append(as_text(next((part[key] for key in ("content", "thinking", "text") if part.get(key) is not None), "")))
         else:
@@ -185,6 +187,8 @@ def _messages(told: Any, default: str) -> Iterator[Message]:
         found["name"] = told["name"]
     if parts.calls:
         found["tool_calls"] = parts.calls
+    if isinstance(told.get("refusal"), str) and told["refusal"]:
+        found["refusal"] = told["refusal"]
     if reasoning := told.get("reasoning_content") or "\n".join(parts.reasoning):
         found["reasoning_content"] = reasoning
     yield found

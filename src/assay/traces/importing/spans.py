@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from assay.datasets.tasks import content_hash
+from assay.errors import FailureKind
+from assay.traces.dialects import answer_of
 from assay.traces.importing.chat import as_arguments, as_inputs, as_prediction, as_text, parsed, text_of
 from assay.traces.importing.files import Skipped
 from assay.traces.records import Rollout, ToolCall, Transition, Verdict
@@ -18,6 +20,7 @@ __all__ = ["Imported", "LMCall", "Mark", "Span", "ToolUse", "Trace", "rollout_id
 
 Imported = Rollout | Skipped
 _TEXT = 20_000  # characters of a tool's result that are kept, as the recorder keeps them
+_SAID = ("content", "tool_calls", "refusal")
 _YES_NO = {"yes": 1.0, "no": 0.0}
 
 
@@ -36,7 +39,9 @@ class LMCall:
     @property
     def says(self) -> bool:
         """Whether what was said in it was recorded at all."""
-        return bool(self.body.get("messages")) or any(c["message"].get("content") or c["message"].get("tool_calls") for c in self.choices)
+        return bool(self.body.get("messages")) or any(
+            any(c["message"].get(key) for key in ("content", "tool_calls", "refusal")) for c in self.choices
+        )
 
 
 @dataclass(kw_only=True)
@@ -119,10 +124,11 @@ def to_rollout(kind: str, run_id: str, trace: Trace, *, score: str | None = None
     starts = [span.start for span in trace.spans if span.start is not None]
     ends = [span.end for span in trace.spans if span.end is not None]
     error = trace.error if trace.error is not None else root.error
+    status = trace.status or ("done" if root.error is None else "failed")
     rollout = Rollout(
         id=found_id, run_id=run_id, task_id=content_hash(inputs)[:16] if inputs else found_id, source=kind,
         program=trace.program or root.name, program_version=trace.version[:64], model=transitions[0].model,
-        status=trace.status or ("done" if root.error is None else "failed"), error=error, inputs=inputs, prediction=prediction,
+        status=status, failure=_failure(status, transitions), error=error, inputs=inputs, prediction=prediction,
         expected=trace.expected, metadata={"trace_id": trace.id, **({"session_id": trace.session} if trace.session else {})},
         tenant=trace.tenant, data_subject=trace.user, transitions=transitions,
         started_at=min(starts, default=0.0), ended_at=max([*ends, *starts], default=None),
@@ -130,6 +136,13 @@ def to_rollout(kind: str, run_id: str, trace: Trace, *, score: str | None = None
     _place_tools(rollout, trace.spans, [span for span, _ in calls])
     yield from _scores(rollout, trace, score)
     yield rollout
+
+
+def _failure(status: str, transitions: Sequence[Transition]) -> FailureKind | None:
+    """Tracers do not say whose failure a run's is: it is the model's where the last call failed, else the agent's."""
+    if status not in ("failed", "error"):
+        return None
+    return transitions[-1].failure or FailureKind.AGENT
 
 
 def _order(span: Span) -> float:
@@ -190,9 +203,15 @@ def _transition(t: int, span: Span, call: LMCall) -> Transition:
     return Transition(
         t=t, model=model, request={"dialect": "chat", "body": {**({"model": model} if model else {}), **call.body}, "span": span.id},
         response={"body": {key: value for key, value in known.items() if value or key == "choices"}} if answered else None,
-        output=text_of(call.choices[0]["message"].get("content")) if call.choices else "", error=span.error, started_at=span.start or 0.0,
+        output=_said(call.choices), error=span.error, failure=None if span.error is None else FailureKind.MODEL,
+        started_at=span.start or 0.0,
         prompt_tokens=call.prompt_tokens, completion_tokens=call.completion_tokens, cost_usd=call.cost_usd, latency_ms=round(max(took, 0.0), 3),
     )  # fmt: skip
+
+
+def _said(choices: Sequence[dict[str, Any]]) -> str:
+    """The text of the first choice, refusals and media by reference included."""
+    return answer_of("chat", {"choices": [choices[0]]}).output if choices else ""
 
 
 def _ends(trace: Trace, root: Span, first: LMCall) -> tuple[dict[str, Any], dict[str, Any] | None]:
@@ -204,7 +223,7 @@ def _ends(trace: Trace, root: Span, first: LMCall) -> tuple[dict[str, Any], dict
     if not isinstance(root.does, LMCall):
         inputs, outputs = inputs or as_inputs(root.inputs), outputs or as_prediction(root.outputs)
     elif not root.parent and root.does.choices:
-        said = text_of(root.does.choices[0]["message"].get("content"))
+        said = _said(root.does.choices)
         outputs = outputs or ({"output": said} if said else None)
     return inputs or as_inputs(first.body["messages"]), outputs
 

@@ -1,0 +1,165 @@
+"""What assay itself costs: imports, `traces stats`, an evaluation beside `dspy.Evaluate`, queries of a large store, memory over calls.
+
+    python benchmarks/lean.py [imports] [stats] [evaluate] [queries] [memory]
+
+All are CPU seconds of the process, or resident megabytes; models are scripted. Prints one JSON object.
+"""
+
+import gc
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROUNDS = 9
+ROLLOUTS, TURNS = 75_000, 4  # 300,000 transitions
+TASKS = 200
+CALLS = 5_000
+
+
+def cpu_of(command: list[str]) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    return {"median": round(statistics.median(ordered), 4), "min": round(ordered[0], 4), "max": round(ordered[-1], 4)}
+
+
+def imports() -> dict[str, Any]:
+    code = "from assay.rubrics import Rubric; import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    peak = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    return {"cpu_s": spread([cpu_of([sys.executable, "-c", code]) for _ in range(ROUNDS)]), "peak_mb": round(int(peak) / 1024, 1)}
+
+
+def stats() -> dict[str, Any]:
+    from assay.traces import Rollout, Store
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "s.db")
+        with Store(path) as store:
+            store.put_rollout(Rollout(status="done"))
+        command = [sys.executable, "-m", "assay", "traces", "stats", "--store", path]
+        return {"cpu_s": spread([cpu_of(command) for _ in range(ROUNDS)])}
+
+
+def scripted_session(folder: Path) -> tuple[Any, Any, Any, Any]:
+    import dspy
+
+    from assay.models import Meter, with_recording
+    from assay.optimizers import Session, Student
+    from assay.rubrics import Criterion, Rubric
+    from assay.testing import ScriptedEngine
+    from assay.traces import Recorder, Store
+
+    engine = ScriptedEngine(lambda _: "[[ ## answer ## ]]\nfour\n\n[[ ## completed ## ]]")
+    recorder, meter = Recorder(Store(folder / "s.db")), Meter()
+    plain = dspy.LM("scripted/model", engine=engine, cache=False, num_retries=0)
+    rubric = Rubric("r", [Criterion(name="ok", check=lambda *_: True)])
+    recorded = with_recording(dspy.LM("scripted/model", engine=engine, cache=False, num_retries=0), meter=meter, observers=[recorder.observe])
+    session = Session(recorded, rubric, recorder, meter, "bench", threads=1)
+    return session, Student(dspy.Predict("question -> answer"), session), plain, rubric
+
+
+def tasks_of(count: int, start: int = 0) -> list[Any]:
+    from assay.datasets import Task
+
+    return [Task(id=str(at), inputs={"question": f"How much is {at} + 1?"}, expected={"answer": "four"}) for at in range(start, start + count)]
+
+
+def evaluation() -> dict[str, Any]:
+    import dspy
+
+    from assay.optimizers import evaluate
+    from assay.optimizers.teleprompters import to_examples
+
+    with tempfile.TemporaryDirectory() as folder:
+        session, student, plain, rubric = scripted_session(Path(folder))
+        tasks, program = tasks_of(TASKS), dspy.Predict("question -> answer")
+        examples = to_examples(tasks)
+
+        def bare() -> None:
+            with dspy.context(lm=plain):
+                dspy.Evaluate(devset=examples, metric=rubric.metric(), num_threads=1, display_progress=False)(program)
+
+        def ours() -> None:
+            with session.context():
+                evaluate(student, tasks, session)
+            session.recorder.store.flush()
+
+        def ms_of(run: Callable[[], None]) -> float:
+            clock = time.process_time()
+            run()
+            return 1000 * (time.process_time() - clock) / TASKS
+
+        bare(), ours()
+        pairs = [(ms_of(bare), ms_of(ours)) for _ in range(ROUNDS)]
+        session.recorder.store.close()
+    base, with_recording = ([pair[side] for pair in pairs] for side in (0, 1))
+    ratios = [second / first for first, second in pairs]
+    return {"dspy_ms": spread(base), "assay_ms": spread(with_recording), "ratio": spread(ratios)}
+
+
+def queries() -> dict[str, Any]:
+    from assay.traces import Rollout, Store, Transition
+
+    with tempfile.TemporaryDirectory() as folder, Store(Path(folder) / "s.db") as store:
+        text = "lorem ipsum dolor sit amet " * 40
+        for at in range(ROLLOUTS):
+            split = ("train", "val", "gate", "test")[at % 4]
+            store.put_rollout(Rollout(id=f"{at:032x}", run_id=f"run{at % 50}", task_id=f"t{at % 1000}", split=split, status="done", score=0.5))
+            for t in range(TURNS):
+                request = {"messages": [{"role": "user", "parts": [{"type": "text", "text": text}]}]}
+                store.put_transition(f"{at:032x}", Transition(t=t, model="m", request=request, output="ok", prompt_tokens=9, cost_usd=0.0))
+        store.flush(600)
+        asked: dict[str, Callable[[], Any]] = {
+            "list": lambda: list(store.rollouts(limit=20)),
+            "list_run": lambda: list(store.rollouts(run_id="run7", limit=20)),
+            "show": lambda: store.rollout(f"{4711:032x}"),
+            "stats": store.stats,
+            "stats_run": lambda: store.stats(run_id="run7"),
+            "spent": lambda: store.spent("run7"),
+        }
+        found = {"transitions": store.stats()["transitions"]}
+        for name, ask in asked.items():
+            times = []
+            for _ in range(5):
+                clock = time.process_time()
+                ask()
+                times.append(1000 * (time.process_time() - clock))
+            found[f"{name}_ms"] = spread(times)
+    return found
+
+
+def memory() -> dict[str, Any]:
+    from assay.optimizers import evaluate
+
+    def resident_mb() -> float:
+        return round(int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6, 1)
+
+    with tempfile.TemporaryDirectory() as folder:
+        session, student, _, _ = scripted_session(Path(folder))
+        sizes = []
+        for start in range(0, CALLS + 1_000, 500):
+            with session.context():
+                evaluate(student, tasks_of(500, start), session)
+            session.tasks.clear()
+            session.recorder.store.flush()
+            gc.collect()
+            sizes.append(resident_mb())
+        session.recorder.store.close()
+    return {"calls": CALLS, "mb_after_1000": sizes[1], "mb_at_the_end": sizes[-1], "grown_mb": round(sizes[-1] - sizes[1], 1)}
+
+
+if __name__ == "__main__":
+    parts = {"imports": imports, "stats": stats, "evaluate": evaluation, "queries": queries, "memory": memory}
+    print(json.dumps({name: parts[name]() for name in sys.argv[1:] or parts}, indent=1))

@@ -1,0 +1,66 @@
+"""`assay runs`: list, show."""
+
+import time
+from typing import Any
+
+import click
+
+from assay.cli.shared import print_json
+from assay.cli.traces import open_store
+
+__all__ = ["command"]
+
+_store = click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE.")
+_json = click.option("--json", "as_json", is_flag=True, help="JSON on standard output.")
+
+
+@click.group("runs")
+def command() -> None:
+    """List and inspect runs of commands: compile, evaluate, tune, …"""
+
+
+@command.command("list")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True)
+@_store
+@_json
+def list_(limit: int, store: str | None, as_json: bool) -> None:
+    """The newest runs, one a line."""
+    from assay.traces.listing import list_runs
+
+    with open_store(store) as opened:
+        runs = list_runs(opened, limit=limit)
+    if as_json:
+        print_json({"runs": runs})
+        return
+    for run in runs:
+        click.echo(f"{run['id']:18} {_when(run['started_at'])} {run['kind']:14} {run['status']:8} {_took(run):>7}  {run['program']}  {run['model']}")
+
+
+@command.command("show")
+@click.argument("run_id")
+@_store
+@_json
+def show(run_id: str, store: str | None, as_json: bool) -> None:
+    """One run: its settings, and its rollouts by phase. The start of an id is enough."""
+    from assay.traces.listing import show_run
+
+    with open_store(store) as opened:
+        run = show_run(opened, run_id)
+    if as_json:
+        print_json(run)
+        return
+    click.echo(f"{run['id']}  {run['kind']}  {run['status']}  {_when(run['started_at'])}  {_took(run)}")
+    for name, value in run["config"].items():
+        if value not in (None, {}, [], ""):
+            click.echo(f"  {name}: {value}")
+    for part in run["rollouts"]:
+        mean = "" if part["mean_score"] is None else f", mean score {part['mean_score']:.3f}"
+        click.echo(f"  {part['phase'] or '–'}: {part['n']} {part['status']}{mean}")
+
+
+def _when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def _took(run: dict[str, Any]) -> str:
+    return "–" if run["seconds"] is None else f"{run['seconds']:.0f} s"

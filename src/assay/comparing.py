@@ -1,0 +1,72 @@
+"""Public API for `assay compare`: two programs or artifacts on the same tasks, paired task by task."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dspy
+
+from assay.api import EvaluationReport, evaluate
+from assay.deployment.artifact import is_artifact, with_model_of
+from assay.given import given_lm
+from assay.jobs import DEFAULT_MODEL
+from assay.optimizers import Gain, Progress, paired_gain
+from assay.reprs import Shown
+from assay.rubrics import Rubric
+from assay.traces.records import new_id
+
+__all__ = ["CompareReport", "compare"]
+
+
+@dataclass(repr=False)
+class CompareReport(Shown):
+    """What `compare` returns. `gain` is `b` minus `a`; `models` are those that each side ran with."""
+
+    names: tuple[str, str]
+    models: tuple[str, str]
+    a: EvaluationReport
+    b: EvaluationReport
+    gain: Gain
+
+    def to_dict(self) -> dict[str, Any]:
+        a, b = self.a.evaluation.scores, self.b.evaluation.scores
+        tasks = [{"task": task, "a": _known(a.get(task)), "b": _known(b.get(task))} for task in dict.fromkeys([*a, *b])]
+        sides = {
+            side: {"program": name, "model": model, **report.to_dict()["result"]}
+            for side, name, model, report in zip("ab", self.names, self.models, (self.a, self.b), strict=True)
+        }
+        spent = {key: self.a.to_dict()[key] + self.b.to_dict()[key] for key in ("calls", "cached", "tokens", "cost_usd")}
+        return {**sides, "gain": self.gain.to_dict(), "split": self.a.split, "tasks": tasks, **spent, "stopped": self.a.stopped or self.b.stopped}
+
+
+def compare(
+    a: Any, b: Any, *, rubric: str | Path | Rubric, data: Any, split: str = "val", lm: dspy.LM | None = None, store: str | Path | None = None,
+    progress: Progress | None = None, **options: Any,
+) -> CompareReport:  # fmt: skip
+    """Scores two programs or artifacts on the same tasks and compares them task by task.
+
+    Args:
+        a: what is compared with, as in `evaluate`. Without `model` and `lm` an artifact runs with the model that it was measured with, and a program
+            beside it with the same.
+        split: `test` opens the sealed split, once for both.
+        options: as in `evaluate`.
+    Raises:
+        AssayError: what was wrong, which rule, what to do.
+    """
+    job, sides = f"compare-{new_id()[:12]}", [options, options]
+    lm = given_lm(lm, options)
+    if lm is None and options.get("model") is None:
+        artifacts = [one for one in (a, b) if isinstance(one, str | Path) and is_artifact(one)]
+        sides = [with_model_of(one if one in artifacts else artifacts[0], options) if artifacts else options for one in (a, b)]
+    first, second = (
+        evaluate(one, rubric=rubric, data=data, split=split, lm=lm, store=store, progress=progress, opens_as=job, **side)
+        for one, side in zip((a, b), sides, strict=True)
+    )
+    models = [lm.model if lm is not None else str(side.get("model") or DEFAULT_MODEL) for side in sides]
+    gain = paired_gain(first.evaluation.scores, second.evaluation.scores)
+    return CompareReport((str(a), str(b)), (models[0], models[1]), first, second, gain)
+
+
+def _known(score: float | None) -> float | None:
+    return None if score is None or math.isnan(score) else score

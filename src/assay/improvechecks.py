@@ -1,0 +1,128 @@
+"""What `assay improve` does around its steps: the preflight of all that they will run, and the gate that decides on each.
+
+Does not run steps: `assay.improving` does.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from assay.datasets import SPLITS
+from assay.errors import BudgetExceeded
+from assay.jobs import Job, RunConfig, load_rubric, open_job
+from assay.optimizers import Progress
+from assay.optimizers.comparison import Comparison, compare
+from assay.optimizers.reserve import announce_splits, decision_tasks
+from assay.optimizers.sequential import SequentialTest
+from assay.preflight import checked, preflight
+from assay.training import Retained
+
+__all__ = ["Trial", "check_start", "compare_on_gate"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What is tried. `split` is the one that the first step runs; `watch` is the rubric that only watches `grpo`, None without one."""
+
+    program: str
+    rubric: str | Path
+    data: str
+    split: str
+    watch: str | Path | None = None
+    retained: Sequence[Retained] = ()
+
+
+def check_start(
+    trial: Trial,
+    *,
+    part: Callable[[str], AbstractContextManager[None]],
+    count: Callable[..., None],
+    options: Callable[[], Mapping[str, Any]],
+    store: str | Path | None,
+    progress: Progress,
+) -> list[str]:
+    """Says how large the splits are, has the program run one task and each judge answer, also those of what is watched and retained.
+
+    Args:
+        part: opens a part of the improvement by its name; `count` notes what it spent, `options` are its settings with the caps that are left.
+    Returns:
+        What is wrong with the splits.
+    Raises:
+        AssayError: as `assay.preflight.preflight`; settings with `preflight=False` try nothing.
+    """
+    with part("preflight"):
+        config = RunConfig.of(trial.program, trial.rubric, trial.data, None, **{**options(), "kind": "improve"})
+        with open_job(config, program=trial.program, rubric=load_rubric(trial.rubric), progress=progress, store=store, need=SPLITS) as job:
+            warnings = announce_splits(job.splits, progress)
+            try:
+                checked(job, getattr(job.splits, trial.split), split=trial.split)
+                _check_watch(job, trial)
+            finally:
+                count(job.session.meter)
+    for at, kept in enumerate(trial.retained if config.preflight else ()):
+        with part(f"preflight-{at + 1}"):
+            given = {name: value for name, value in options().items() if name not in ("parameters", "sizes", "rename")}
+            config = RunConfig.of(kept.program, kept.rubric, kept.data, None, **{**given, "kind": "improve"})
+            with open_job(config, program=kept.program, rubric=kept.rubric, progress=progress, store=store, need=("val", "test")) as job:
+                try:
+                    checked(job, job.splits.val, split="val")
+                finally:
+                    count(job.session.meter)
+    return warnings
+
+
+def _check_watch(job: Job, trial: Trial) -> None:
+    """Has the judges of the watching rubric answer; the program's run comes from the cache."""
+    if trial.watch is None or not job.config.preflight:
+        return
+    watch = load_rubric(trial.watch, judge_lm=job.session.judge_lm)
+    if watch.needs_judge:
+        tasks = getattr(job.splits, trial.split)
+        preflight(replace(job.session, rubric=watch), job.student, tasks, split=trial.split, max_cost_usd=job.config.max_cost_usd)
+
+
+def compare_on_gate(
+    before: tuple[str, str],
+    after: tuple[str, str],
+    *,
+    rubric: str | Path,
+    data: str,
+    part: Callable[[str], AbstractContextManager[None]],
+    count: Callable[..., None],
+    options: Callable[[], Mapping[str, Any]],
+    store: str | Path | None,
+    progress: Progress,
+) -> Comparison:
+    """Two programs, each with its model, on the gate split; it ends once it has decided, by the sequential test that a compile's gate has.
+
+    Args:
+        before, after: program and model.
+        part, count, options: as in `check_start`; the caps are of both together.
+    Raises:
+        BudgetExceeded: a cap was reached: a part of the split decides nothing.
+        ModelError: one of them could not be scored at all.
+    """
+    with part("gate"), ExitStack() as opened:
+        given, jobs = options(), list[Job]()
+        for side, (program, model) in (("before", before), ("after", after)):
+            config = RunConfig.of(program, rubric, data, None, **{**given, "kind": "evaluate", "model": model})
+            with part(f"gate-{side}"):
+                job = open_job(config, program=program, rubric=load_rubric(rubric), progress=progress, store=store, need=("gate",))
+                jobs.append(opened.enter_context(job))
+        first, second = (job.session for job in jobs)
+        first.meter.beside(second.meter)
+        second.meter.beside(first.meter)
+        decisions = jobs[0].config.decisions
+        tasks = decision_tasks(jobs[0].splits, "gate", decisions)
+        rule = SequentialTest(tasks=len(tasks), difference=decisions.difference) if decisions.early_stop else None
+        try:
+            found = compare(jobs[0].student, jobs[1].student, tasks, first, after_session=second, split="gate", names=("before", "after"), rule=rule)
+            if found.cap is not None:
+                raise found.cap
+        except BudgetExceeded as cap:
+            raise BudgetExceeded(f"{cap}; a part of the gate split decides nothing. Raise the cap, and add --resume", what=cap.what) from None
+        finally:
+            count(first.meter, second.meter)
+    return found

@@ -1,0 +1,146 @@
+"""The exact text of an answer, and the part of the provider's reply that it is read from. Does not call models.
+
+DSPy's engines parse some of what a server said: an answer to a JSON schema may come as an object (`DataPart`), the arguments of a tool call
+always do. What was said, byte for byte, is then only in the provider's reply, so the message of that reply is kept with the record.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dspy import lm15
+
+__all__ = ["exact_response", "no_answer", "reply_text", "streamable", "text_of"]
+
+_MEDIA = (lm15.ImagePart, lm15.AudioPart, lm15.VideoPart, lm15.DocumentPart, lm15.BinaryPart)
+
+
+def text_of(response: lm15.Response | None) -> str:
+    """The text of all parts that answer: texts, structured data as the server wrote it, refusals, and media by reference.
+
+    Empty where the model only called tools, only reasoned, or said nothing: tool calls and reasoning stay in the response's own parts.
+    """
+    if response is None:
+        return ""
+    said = "".join(text for part in response.message.parts if (text := _part_text(part, response)) is not None)
+    return said + "".join(f"[{kind}: {address}]" for kind, address in _unmapped_media(response))
+
+
+def _part_text(part: Any, response: lm15.Response) -> str | None:
+    if isinstance(part, lm15.TextPart | lm15.RefusalPart):
+        return part.text
+    if isinstance(part, lm15.DataPart):
+        return _data_text(part, response)
+    if isinstance(part, _MEDIA):
+        return f"[{part.type}: {_reference(part)}]"
+    return None
+
+
+def _data_text(part: lm15.DataPart, response: lm15.Response) -> str:
+    """What the server wrote for a parsed value; JSON of the value where its reply is not at hand."""
+    written = reply_text(response.provider_data)
+    try:
+        if written and json.loads(written) == part.value:
+            return written
+    except (ValueError, RecursionError):
+        pass
+    return json.dumps(part.value, ensure_ascii=False)
+
+
+def _reference(part: Any) -> str:
+    """Where media are to be found: an address, a file's id or path, or the hash of what came inline."""
+    for name in ("url", "file_id", "path"):
+        if (found := getattr(part, name, None)) is not None:
+            return str(found)
+    return f"sha256:{hashlib.sha256(str(part.data).encode()).hexdigest()}"
+
+
+def _unmapped_media(response: lm15.Response) -> Iterator[tuple[str, str]]:
+    """Images in a chat message, which DSPy's chat engine leaves out of the parts."""
+    message = _chat_message(response.provider_data)
+    content = message.get("content")
+    for item in (*_each(content if isinstance(content, list) else None), *_each(message.get("images"))):
+        given = item.get("image_url")
+        url = given.get("url") if isinstance(given, Mapping) else given
+        if isinstance(url, str) and url:
+            inline = url.startswith("data:")
+            yield "image", f"sha256:{hashlib.sha256(url.encode()).hexdigest()}" if inline else url
+
+
+def _each(value: Any) -> Iterator[Mapping[str, Any]]:
+    yield from (item for item in value if isinstance(item, Mapping)) if isinstance(value, list) else ()
+
+
+def _chat_message(reply: Any) -> Mapping[str, Any]:
+    choice = next(_each(reply.get("choices")), {}) if isinstance(reply, Mapping) else {}
+    message = choice.get("message")
+    return message if isinstance(message, Mapping) else {}
+
+
+def reply_text(reply: Any) -> str:
+    """The text of a provider's reply as it was written: chat completions, Responses, Anthropic messages and Gemini."""
+    if not isinstance(reply, Mapping):
+        return ""
+    if "choices" in reply:
+        content = _chat_message(reply).get("content")
+        return content if isinstance(content, str) else "".join(str(part.get("text") or "") for part in _each(content))
+    if "output" in reply:
+        parts = (part for item in _each(reply["output"]) if item.get("type") == "message" for part in _each(item.get("content")))
+        return "".join(str(part.get("text") or "") for part in parts if part.get("type") == "output_text")
+    if "candidates" in reply:
+        content = next(_each(reply["candidates"]), {}).get("content")
+        said = _each(content.get("parts") if isinstance(content, Mapping) else None)
+        return "".join(str(part.get("text") or "") for part in said if not part.get("thought"))
+    return "".join(str(part.get("text") or "") for part in _each(reply.get("content")) if part.get("type") == "text")
+
+
+def no_answer(reply: Any) -> str | None:
+    """What a provider's reply with status 200 holds in place of an answer; None where it is one, or is not at hand."""
+    if not isinstance(reply, Mapping) or not reply:
+        return None
+    if reply.get("error"):
+        return f"an error: {str(reply['error'])[:300]}"
+    known = [key for key in ("choices", "output", "content", "candidates") if key in reply]
+    if known and isinstance(reply[known[0]], list):
+        if known[0] in ("output", "content"):  # their lists may be empty where a model said nothing
+            return None
+        first = next(iter(reply[known[0]]), None)
+        if isinstance(first, Mapping) and (known[0] == "candidates" or isinstance(first.get("message"), Mapping) or "text" in first):
+            return None
+    return f"no answer in it: {str(dict(reply))[:300]}"
+
+
+def exact_response(response: lm15.Response) -> lm15.Response:
+    """The response as it is kept: of the provider's reply only the message, and that only where the parts do not say it exactly.
+
+    Token alternatives, usage and ids of the reply are not needed twice; they are most of its size.
+    """
+    parts = response.message.parts
+    parsed = any(isinstance(part, lm15.DataPart | lm15.ToolCallPart) for part in parts) or any(_unmapped_media(response))
+    return dataclasses.replace(response, provider_data=_message_alone(response.provider_data) if parsed else None)
+
+
+def _message_alone(reply: Any) -> dict[str, Any] | None:
+    if not isinstance(reply, Mapping):
+        return None
+    if message := _chat_message(reply):
+        return {"choices": [{"message": dict(message)}]}
+    kept = {key: reply[key] for key in ("output", "content") if isinstance(reply.get(key), list)}
+    if "candidates" in reply:
+        kept = {"candidates": [{"content": next(_each(reply["candidates"]), {}).get("content")}]}
+    return kept or None
+
+
+def streamable(response: lm15.Response) -> lm15.Response:
+    """The response with structured data and refusals as text: DSPy's stream has no event for them."""
+    parts = response.message.parts
+    if not any(isinstance(part, lm15.DataPart | lm15.RefusalPart) for part in parts):
+        return response
+    texts = tuple(
+        lm15.TextPart(_part_text(part, response) or "", continuation=part.continuation)
+        if isinstance(part, lm15.DataPart | lm15.RefusalPart) else part
+        for part in parts
+    )  # fmt: skip
+    return dataclasses.replace(response, message=dataclasses.replace(response.message, parts=texts))

@@ -1,0 +1,212 @@
+"""The ledger of one run's LM calls, written before each call is sent: what a killed run has made and paid for is known when it is resumed.
+
+One SQLite file a run. A row is committed before the call goes out and again when it has answered. After SIGKILL nothing is lost, because
+committed pages are the operating system's; after a crash of the machine the rows of its last seconds may be (`synchronous=OFF`).
+Does not keep requests or answers: the response cache does.
+"""
+
+import hashlib
+import sqlite3
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["KeyLocks", "Ledger", "Sent"]
+
+_CALLS = """CREATE TABLE IF NOT EXISTS calls (
+    key BLOB NOT NULL, attempt INTEGER NOT NULL, owner TEXT NOT NULL, phase TEXT NOT NULL, sends INTEGER NOT NULL,
+    settled INTEGER NOT NULL DEFAULT 0, prompt_tokens INTEGER NOT NULL DEFAULT 0, completion_tokens INTEGER NOT NULL DEFAULT 0,
+    cost_usd REAL NOT NULL DEFAULT 0, unpriced INTEGER NOT NULL DEFAULT 0, failed INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (key, attempt)) WITHOUT ROWID"""
+_HITS = "CREATE TABLE IF NOT EXISTS hits (id BLOB PRIMARY KEY, phase TEXT NOT NULL, count INTEGER NOT NULL) WITHOUT ROWID"
+_COLUMNS = "key, attempt, owner, phase, sends, settled, prompt_tokens, completion_tokens, cost_usd, unpriced, failed"
+
+
+@dataclass
+class Sent:
+    """One call of a run. `attempt`: how often its process had sent the same request before (after failures); `sends`: how often it
+    was sent over all processes, more than once only where one was killed; `settled`: how many of those are paid for in `cost_usd`."""
+
+    key: bytes
+    attempt: int
+    owner: str
+    phase: str
+    sends: int = 1
+    settled: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost_usd: float = 0.0
+    unpriced: int = 0
+    failed: int = 0
+
+    def settle(self, *, prompt_tokens: int | None, completion_tokens: int | None, cost_usd: float | None, failed: bool) -> None:
+        """Takes in an answer, or a failure. What was sent before a kill and never answered is taken to have cost as much as this answer."""
+        lost = self.sends - self.settled
+        self.prompt_tokens, self.completion_tokens, self.failed = prompt_tokens or 0, completion_tokens or 0, int(failed)
+        self.unpriced = int(cost_usd is None and not failed)
+        self.cost_usd += (cost_usd or 0.0) * (lost if not failed else 1)
+        self.settled = self.settled + 1 if failed else self.sends
+
+
+class Ledger:
+    """Thread-safe; one process at a time.
+
+    Args:
+        path: the file; None keeps it in memory.
+        owner: gives the id of the rollout that the call at hand is made in. A call belongs to the rollout that sent it: there its answer
+            from the response cache is a replay of what was paid for, anywhere else it is an answer that cost nothing.
+    """
+
+    def __init__(self, path: Path | None = None, *, owner: Callable[[], str] = str) -> None:
+        self.owner = owner
+        self.write_errors = 0  # rows the disk refused: the count of a run that is killed then is too low
+        self._lock = threading.Lock()
+        self._sent: Counter[bytes] = Counter()
+        self._claimed: set[bytes] = set()
+        self._hit: Counter[bytes] = Counter()
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._db = self._connect(path)
+        except sqlite3.Error:
+            self.write_errors += 1
+            self._db = self._connect(None)
+
+    @staticmethod
+    def _connect(path: Path | None) -> sqlite3.Connection:
+        db = sqlite3.connect(path or ":memory:", check_same_thread=False, isolation_level=None, timeout=30)
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=OFF")
+        db.execute(_CALLS)
+        db.execute(_HITS)
+        return db
+
+    def __deepcopy__(self, memo: object) -> "Ledger":
+        return self
+
+    def known(self, key: str) -> Sent | None:
+        """The row of the call that this process would send next under `key`, where an earlier process has sent it."""
+        digest = bytes.fromhex(key)
+        with self._lock:
+            return self._row(digest, self._sent[digest])
+
+    def send(self, key: str, phase: str) -> Sent:
+        """Writes that the call is about to be made."""
+        digest, owner = bytes.fromhex(key), self.owner()
+        with self._lock:
+            attempt = self._sent[digest]
+            self._sent[digest] += 1
+            self._claimed.add(digest)
+            row = self._row(digest, attempt)
+            if row is None:
+                row = Sent(digest, attempt, owner, phase)
+            else:
+                row.sends, row.owner = row.sends + 1, owner
+            self._put(row)
+        return row
+
+    def settled(self, row: Sent) -> None:
+        """Writes what `row.settle` took in."""
+        with self._lock:
+            self._put(row)
+
+    def claim(self, key: str) -> Sent | None:
+        """The call that this answer from the response cache is a replay of: one that this very rollout sent before a kill."""
+        digest, owner, found = bytes.fromhex(key), self.owner(), None
+        with self._lock:
+            if digest in self._claimed:
+                return None
+            attempt = 0
+            while (row := self._row(digest, attempt)) is not None:
+                found, attempt = row, attempt + 1
+            if found is None or found.owner != owner:
+                return None
+            self._claimed.add(digest)
+            return found
+
+    def hit(self, key: str, phase: str) -> bool:
+        """Writes that the response cache answered; whether that is new, and no replay of an answer that is counted already."""
+        digest = hashlib.blake2b(f"{self.owner()}/{key}".encode(), digest_size=16).digest()
+        with self._lock:
+            number = self._hit[digest]
+            self._hit[digest] += 1
+            row = (digest + number.to_bytes(4, "big"), phase, 1)
+            return self._execute("INSERT OR IGNORE INTO hits VALUES (?, ?, ?)", row) != 0
+
+    def add(self, name: str, phase: str, spent: Mapping[str, float]) -> bool:
+        """Takes in what was counted elsewhere, under a name; whether it is new. What is added again under its name was repeated."""
+        digest, calls = hashlib.sha256(name.encode()).digest(), int(spent["calls"])
+        with self._lock:
+            before = [self._row(digest, attempt) for attempt in range(max(1, calls))]
+            for attempt, row in enumerate(before[:calls]):
+                row = row or Sent(digest, attempt, "", phase, sends=0)
+                row.sends = row.settled = row.sends + 1
+                if attempt == 0:
+                    row.cost_usd += spent["cost_usd"]
+                    row.prompt_tokens, row.completion_tokens = int(spent["prompt_tokens"]), int(spent["completion_tokens"])
+                row.failed, row.unpriced = int(attempt < spent["errors"]), int(attempt < spent["unpriced"])
+                self._put(row)
+            if spent["cached"]:
+                self._execute("INSERT OR IGNORE INTO hits VALUES (?, ?, ?)", (digest, phase, int(spent["cached"])))
+        return before[0] is None
+
+    def unsettled(self) -> list[Sent]:
+        """Calls that were sent and neither answered nor failed before a kill."""
+        with self._lock:
+            return [Sent(*row) for row in self._db.execute(f"SELECT {_COLUMNS} FROM calls WHERE settled < sends")]
+
+    def totals(self) -> list[tuple[str, dict[str, float]]]:
+        """What was spent by phase: fields of `assay.models.meter.Usage`."""
+        query = """SELECT phase, count(*), 0, sum(failed), sum(prompt_tokens), sum(completion_tokens), sum(cost_usd), sum(unpriced), sum(sends - 1)
+            FROM calls GROUP BY phase UNION ALL SELECT phase, 0, sum(count), 0, 0, 0, 0, 0, 0 FROM hits GROUP BY phase"""
+        names = ("calls", "cached", "errors", "prompt_tokens", "completion_tokens", "cost_usd", "unpriced", "repeated")
+        with self._lock:
+            return [(phase, dict(zip(names, values, strict=True))) for phase, *values in self._db.execute(query)]
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    def _row(self, digest: bytes, attempt: int) -> Sent | None:
+        try:
+            found = self._db.execute(f"SELECT {_COLUMNS} FROM calls WHERE key = ? AND attempt = ?", (digest, attempt)).fetchone()
+        except sqlite3.Error:
+            return None
+        return None if found is None else Sent(*found)
+
+    def _put(self, row: Sent) -> None:
+        self._execute(f"INSERT OR REPLACE INTO calls ({_COLUMNS}) VALUES ({', '.join('?' * 11)})", tuple(vars(row).values()))
+
+    def _execute(self, statement: str, values: tuple[object, ...]) -> int:
+        try:
+            return self._db.execute(statement, values).rowcount
+        except sqlite3.Error:
+            self.write_errors += 1
+            return 1
+
+
+class KeyLocks:
+    """A lock a key: of calls that ask the same at the same time one is made, and the others wait for its answer."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[str, tuple[threading.Lock, int]] = {}
+
+    @contextmanager
+    def of(self, key: str) -> Iterator[None]:
+        with self._lock:
+            lock, waiting = self._held.get(key, (threading.Lock(), 0))
+            self._held[key] = (lock, waiting + 1)
+        try:
+            with lock:
+                yield
+        finally:
+            with self._lock:
+                lock, waiting = self._held[key]
+                if waiting == 1:
+                    del self._held[key]
+                else:
+                    self._held[key] = (lock, waiting - 1)

@@ -1,0 +1,83 @@
+"""Who answers for a role (program, judge, reflection): model, address, and the environment variable that holds the key.
+
+A key itself is never a setting, so that none is stored with a run, an artifact or a report.
+"""
+
+import ipaddress
+import os
+import re
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from assay.errors import ConfigError
+
+__all__ = ["PROVIDER", "Endpoint", "is_embedded", "is_local", "with_local_key"]
+
+PROVIDER = "provider"  # in place of an address: the provider's own
+_NO_KEY = "none"  # clients want one; servers on this machine or network mostly do not
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def is_embedded(model: str) -> bool:
+    """Whether a model runs in this process: `embedded/NAME`, or a file as `embedded:FILE`."""
+    return model.startswith(("embedded/", "embedded:"))
+
+
+def is_local(address: str) -> bool:
+    """Whether an address is on this machine or in a private network."""
+    try:
+        host = urlsplit(address if "://" in address else f"//{address}").hostname or ""
+    except ValueError:
+        return False
+    try:
+        found = ipaddress.ip_address(host)
+        return found.is_loopback or found.is_private or found.is_unspecified
+    except ValueError:
+        return host.endswith((".local", ".localhost", ".internal")) or (host != "" and "." not in host)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a role's model is asked.
+
+    Args:
+        api_base: address of an OpenAI-compatible server; the provider's own where None.
+        api_key_env: name of the environment variable with the key; the provider's usual one where None.
+    """
+
+    api_base: str | None = None
+    api_key_env: str | None = None
+
+    def role(self, api_base: str | None, api_key_env: str | None) -> "Endpoint":
+        """Another role's: this one's, but for what is given; `provider` for the provider's own address. A key goes with its address: another
+        address does not get this one's."""
+        if api_base is None:
+            return Endpoint(self.api_base, api_key_env or self.api_key_env)
+        return Endpoint(None if api_base == PROVIDER else api_base, api_key_env)
+
+    def client(self, model: str) -> dict[str, Any]:
+        """The settings for `get_lm`.
+
+        Raises:
+            ConfigError: the variable is not set, or the name cannot be that of a variable.
+        """
+        if is_embedded(model):
+            return {}
+        found: dict[str, Any] = {"api_base": self.api_base} if self.api_base and self.api_base != PROVIDER else {}
+        if self.api_key_env is not None:
+            if not _VARIABLE.fullmatch(self.api_key_env):
+                raise ConfigError("api_key_env must be the name of an environment variable such as MY_KEY, not the key itself")
+            if not (key := os.environ.get(self.api_key_env)):
+                raise ConfigError(f"api_key_env names the environment variable {self.api_key_env}, which is not set: export {self.api_key_env}=…")
+            found["api_key"] = key
+        return found
+
+
+def with_local_key(model: str, client: dict[str, Any]) -> dict[str, Any]:
+    """A client's settings with a stand-in for the key where a local server is asked and no key is set."""
+    address = str(client.get("api_base") or client.get("base_url") or "")
+    variable = f"{model.partition('/')[0].upper()}_API_KEY"
+    if address and is_local(address) and not client.get("api_key") and not os.environ.get(variable):
+        return {**client, "api_key": _NO_KEY}
+    return client

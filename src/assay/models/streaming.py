@@ -1,0 +1,29 @@
+"""A whole answer as a stream of events, in pieces that DSPy's listeners can follow.
+
+Does not make an engine answer sooner: an answer is counted, stored and cached whole before its first piece goes out.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from dspy import lm15
+from dspy._vendor.lm15.types import StreamDeltaEvent, TextDelta
+
+from assay.models.answers import streamable
+
+__all__ = ["events_in_pieces"]
+
+_PIECE = re.compile(r"\s*\w+|\s*[^\w\s]|\s+")
+
+
+def events_in_pieces(response: lm15.Response) -> Iterator[Any]:
+    """The events of an answer, its text word by word; DSPy finds a field's end only across pieces."""
+    for event in lm15.response_to_events(streamable(response)):
+        pieces = _PIECE.findall(event.delta.text) if isinstance(event, StreamDeltaEvent) and isinstance(event.delta, TextDelta) else []
+        if not pieces:
+            yield event
+        for at, piece in enumerate(pieces):
+            logprobs = event.delta.logprobs if at == len(pieces) - 1 else ()
+            yield dataclasses.replace(event, delta=dataclasses.replace(event.delta, text=piece, logprobs=logprobs))

@@ -1,0 +1,250 @@
+"""The candidates of the prompt search: what they are made of, how alike they are, and the programs that they make."""
+
+import copy
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from assay.optimizers.demonstrations import Demonstration, with_demos
+from assay.optimizers.evaluation import Evaluation
+from assay.optimizers.parameters.space import Space
+from assay.optimizers.selection import select
+from assay.optimizers.session import Student, acting_parameters
+from assay.programs import ToolAgent
+from assay.programs.compose import NearestDemos, input_key
+
+__all__ = ["OWN", "Candidate", "CandidateSpec", "SearchSpace", "kernel"]
+
+OWN = "own"  # the demonstrations that the program already has
+NEAREST = "nearest"
+_POOL = 500  # demonstrations among which the nearest are looked for: they are all part of the artifact
+_COUNTS = (2, 4, 8, 12, 16, 24, 32, 48, 64)
+# values of the parameters that are tried, beside the program's own; inside `assay.programs.RANGES`
+_VALUES: Mapping[str, Sequence[float]] = {
+    "temperature": (0.1, 0.3, 0.7, 1.0), "tool_usage_threshold": (0.0, 0.25, 0.5, 0.75), "reasoning_depth": (1, 2, 3, 4, 6),
+    "max_steps": (2, 4, 10), "context_length": (1000, 2000, 4000),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CandidateSpec:
+    """What a candidate is made of; equal specs make equal programs.
+
+    Attributes:
+        selection: how demonstrations are chosen, `own` for those that the program has.
+        count: demonstrations shown.
+        draw: which of several draws of the same selection.
+        adapter: prompt format; None is the program's own.
+        instruction: index of the instruction, 0 the program's own.
+        parameters: agent parameters that differ from the program's own, by name.
+    """
+
+    selection: str = OWN
+    count: int = 0
+    draw: int = 0
+    adapter: str | None = None
+    instruction: int = 0
+    parameters: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def name(self) -> str:
+        shown = "own demonstrations" if self.selection == OWN else f"{self.count} {self.selection} demonstrations"
+        drawn = f" (draw {self.draw})" if self.draw else ""
+        parts = [shown + drawn, self.adapter or "own format", *([f"instruction {self.instruction}"] if self.instruction else [])]
+        return ", ".join([*parts, *(f"{name} {value:g}" for name, value in self.parameters)])
+
+
+@dataclass
+class Candidate:
+    """A program in the search, and how it did on val so far."""
+
+    name: str
+    student: Student
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    dropped: str = ""
+    spec: CandidateSpec = field(default_factory=CandidateSpec)
+    expected: float | None = None  # by the surrogate
+
+    @property
+    def mean(self) -> float:
+        value = self.evaluation.mean
+        return -1.0 if math.isnan(value) else value
+
+    def summary(self) -> dict[str, Any]:
+        score = None if math.isnan(self.evaluation.mean) else self.evaluation.mean
+        return {"name": self.name, "val_score": score, "expected": self.expected, "n": len(self.evaluation), "dropped": self.dropped}
+
+
+@dataclass
+class SearchSpace:
+    """All candidates that the search may make of one program.
+
+    Args:
+        pool: demonstrations, from labels or from successful runs.
+        adapters: prompt formats worth trying, the program's own first.
+        most: demonstrations shown at most.
+    """
+
+    student: Student
+    pool: Sequence[Demonstration]
+    adapters: Sequence[str | None]
+    most: int
+    seed: int
+    instructions: list[dict[str, str]] = field(default_factory=lambda: [{}])  # by predictor; those left out stay as they are
+
+    def __post_init__(self) -> None:
+        own = self.student.settings["parameters"]
+        lm_temperature = self.student.session.lm.kwargs.get("temperature")
+        self.own: dict[str, float] = {name: own[name] for name in acting_parameters(self.student) if name in own}
+        if "temperature" not in self.own and lm_temperature is not None:
+            self.own["temperature"] = lm_temperature
+        self.values = {name: [value for value in _VALUES[name] if value != self.own.get(name)] for name in acting_parameters(self.student)}
+        self._near = _entries(select(self.pool, _POOL, how="stratified", seed=self.seed) if len(self.pool) > _POOL else self.pool)
+        usable = min(self.most, len(self.pool))
+        self.counts = sorted({min(count, usable) for count in (*_COUNTS, usable) if count <= max(usable, 2)}) if usable else []
+        self.selections = [NEAREST, "stratified", "representative", "diverse", "random"] if usable else []
+
+    def first(self) -> list[CandidateSpec]:
+        """The candidates to begin with, the most promising first: a spread over the space, so that each part is seen early."""
+        cold = self._cold()
+        found: list[CandidateSpec] = []
+        if self.counts:
+            most, some = self.counts[-1], self.counts[len(self.counts) // 2]
+            kinds = [(NEAREST, most), ("stratified", most), ("representative", most), (NEAREST, some), ("diverse", some), ("stratified", some)]
+            for place, (how, count) in enumerate(kinds):
+                for turn, adapter in enumerate(self.adapters[:2]):
+                    found.append(CandidateSpec(how, count, adapter=adapter, parameters=cold if (place + turn) % 2 == 0 else ()))
+            found += [CandidateSpec(NEAREST, most, adapter=adapter, parameters=cold) for adapter in self.adapters[2:]]
+        found += [CandidateSpec(adapter=adapter, parameters=cold) for adapter in self.adapters]
+        if isinstance(self.student.program, ToolAgent) and self.counts:
+            eager = _with(cold, "tool_usage_threshold", 0.0)
+            found.append(CandidateSpec(NEAREST, self.counts[-1], adapter=self.adapters[0], parameters=eager))
+        return list(dict.fromkeys(spec for spec in found if spec != CandidateSpec(adapter=self.adapters[0])))
+
+    def _cold(self) -> tuple[tuple[str, float], ...]:
+        """A low temperature where the program's own is higher: an answer that is right is seldom improved by chance."""
+        low = min(_VALUES["temperature"])
+        return (("temperature", low),) if self.own.get("temperature", 1.0) > low else ()
+
+    def mutants(self, parents: Sequence[CandidateSpec], count: int, rng: random.Random) -> list[CandidateSpec]:
+        """Candidates that differ from one of the parents in one or two things, and a few that are new throughout."""
+        found: dict[CandidateSpec, None] = {}
+        for attempt in range(4 * count):
+            if len(found) >= count:
+                break
+            spec = rng.choice(list(parents)) if attempt % 5 else self._random(rng)
+            for _ in range(rng.choice((1, 1, 2))):
+                spec = self._changed(spec, rng)
+            found[spec] = None
+        return list(found)
+
+    def _random(self, rng: random.Random) -> CandidateSpec:
+        spec = CandidateSpec(adapter=rng.choice(list(self.adapters)), parameters=rng.choice([(), self._cold()]))
+        return replace(spec, selection=rng.choice(self.selections), count=rng.choice(self.counts)) if self.counts else spec
+
+    def _changed(self, spec: CandidateSpec, rng: random.Random) -> CandidateSpec:
+        kinds = ["parameters", *(["adapter"] if len(self.adapters) > 1 else []), *(["instruction"] * 2 if len(self.instructions) > 1 else [])]
+        kinds += ["selection", "count", "draw"] if self.counts else []
+        kind = rng.choice(kinds)
+        if kind == "adapter":
+            return replace(spec, adapter=rng.choice(list(self.adapters)))
+        if kind == "instruction":
+            return replace(spec, instruction=rng.randrange(len(self.instructions)))
+        if kind == "parameters":
+            name = rng.choice([*sorted(self.values), "temperature"])
+            value = rng.choice([None, *self.values[name]])
+            return replace(spec, parameters=_with(spec.parameters, name, value))
+        if kind == "draw" and spec.selection not in (OWN, NEAREST):
+            return replace(spec, draw=spec.draw + rng.randint(1, 9))
+        if kind == "count" and spec.selection != OWN:
+            return replace(spec, count=rng.choice(self.counts))
+        how = rng.choice(self.selections)
+        return replace(spec, selection=how, count=spec.count or rng.choice(self.counts), draw=0 if how == NEAREST else spec.draw)
+
+    def build(self, spec: CandidateSpec) -> Student:
+        """The program of a spec."""
+        base = self.student
+        own = Student(copy.deepcopy(base.program), base.session, adapter=base.adapter)
+        own.temperature = base.temperature
+        for name, predictor in own.program.named_predictors():
+            if (text := self.instructions[spec.instruction].get(name)) is not None:
+                predictor.signature = predictor.signature.with_instructions(text)
+        adapter = spec.adapter or base.settings["adapter"]
+        if spec.selection == OWN:
+            made = Student(own.program, base.session, adapter=adapter)
+        elif spec.selection == NEAREST:
+            made = Student(NearestDemos(own.program, self._near, k=spec.count), base.session, adapter=adapter)
+        else:
+            chosen = select(self.pool, spec.count, how=spec.selection, seed=self.seed * 1000 + spec.draw)
+            made = with_demos(own, chosen, adapter=adapter)
+        made.temperature = base.temperature
+        made.set_parameters(dict(spec.parameters))
+        return made
+
+    def kernel(self, specs: Sequence[CandidateSpec]) -> np.ndarray:
+        """Prior covariance of the specs' qualities, see `assay.optimizers.surrogate`."""
+        return kernel(specs, self.own)
+
+
+def _with(parameters: tuple[tuple[str, float], ...], name: str, value: float | None) -> tuple[tuple[str, float], ...]:
+    changed = {**dict(parameters), name: value}
+    return tuple(sorted((key, number) for key, number in changed.items() if number is not None))
+
+
+def _entries(pool: Sequence[Demonstration]) -> list[dict[str, Any]]:
+    """Demonstrations as the pool of `NearestDemos`."""
+    found = []
+    for demonstration in pool:
+        demos: dict[str, list[dict[str, Any]]] = {}
+        for name, given, output in demonstration.steps:
+            demos.setdefault(name, []).append({**given, **output})
+        found.append({"key": input_key(dict(demonstration.task.inputs)), "demos": demos})
+    return found
+
+
+# deviations of what each part of a candidate adds to its quality, on the scale of scores
+_SHOWN, _FORMAT, _INSTRUCTION, _PARAMETERS, _TOGETHER, _DRAWN = 0.12, 0.08, 0.06, 0.08, 0.05, 0.03
+
+
+def kernel(specs: Sequence[CandidateSpec], own: Mapping[str, float]) -> np.ndarray:
+    """Additive over demonstrations, format, instruction and parameters, with a part for what only acts together and one for the draw.
+
+    Args:
+        own: the program's own parameters, for specs that leave them as they are.
+    """
+    space = Space(programs=["p"], acting={"p": list(_VALUES)})
+
+    def equal(values: Sequence[Any]) -> np.ndarray:
+        return np.array([[float(a == b) for b in values] for a in values])
+
+    counts = np.log2(1 + np.array([spec.count for spec in specs], dtype=float))
+    near = np.exp(-0.5 * (counts[:, None] - counts[None, :]) ** 2)
+    how = np.array([[_likeness(a.selection, b.selection) for b in specs] for a in specs])
+    places = np.array([_places(spec, own, space) for spec in specs])
+    apart = ((places[:, None, :] - places[None, :, :]) / 0.3) ** 2
+    alike = np.exp(-0.5 * apart)
+    formats, texts = equal([spec.adapter for spec in specs]), equal([spec.instruction for spec in specs])
+    shown = how * near
+    return np.asarray(
+        _SHOWN**2 * shown + _FORMAT**2 * formats + _INSTRUCTION**2 * texts + _PARAMETERS**2 * alike.mean(axis=2) * len(own) ** 0.5
+        + _TOGETHER**2 * shown * formats * texts * alike.prod(axis=2) + _DRAWN**2 * equal(list(specs))
+    )  # fmt: skip
+
+
+def _places(spec: CandidateSpec, own: Mapping[str, float], space: Space) -> list[float]:
+    """Positions of a spec's parameters in their ranges, in [0, 1]; 0.5 for those that the program does not have."""
+    values = {**own, **dict(spec.parameters)}
+    return [space.place(name, values[name]) if name in values else 0.5 for name in _VALUES]
+
+
+def _likeness(a: str, b: str) -> float:
+    """Of two ways to choose demonstrations."""
+    if a == b:
+        return 1.0
+    if OWN in (a, b):
+        return 0.0
+    return 0.4 if NEAREST in (a, b) else 0.8

@@ -1,0 +1,74 @@
+"""DSPy's optimizers by the names of their classes: which of ours runs them, which are refused and why, and their settings."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from dspy import teleprompt
+
+from assay.errors import ConfigError
+
+__all__ = ["ALIASES", "check_settings", "refusal", "short_name"]
+
+# DSPy's class -> our name, under which it is run with a rubric's threshold, a teacher that succeeds, and sizes that fit the data
+ALIASES = {
+    "LabeledFewShot": "labeled", "BootstrapFewShot": "bootstrap", "BootstrapFewShotWithRandomSearch": "bootstrap-search", "KNNFewShot": "knn",
+    "COPRO": "copro", "MIPROv2": "mipro", "SIMBA": "simba", "GEPA": "gepa", "InferRules": "infer-rules", "Ensemble": "ensemble",
+    "BootstrapFewShotWithOptuna": "optuna",
+}  # fmt: skip
+_CLASSES = {
+    "labeled": (teleprompt.LabeledFewShot,), "bootstrap": (teleprompt.BootstrapFewShot,), "knn": (), "ensemble": (),
+    "bootstrap-search": (teleprompt.BootstrapFewShotWithRandomSearch,), "copro": (teleprompt.COPRO,), "mipro": (teleprompt.MIPROv2,),
+    "simba": (teleprompt.SIMBA,), "gepa": (teleprompt.GEPA,), "infer-rules": (teleprompt.InferRules,),
+    "optuna": (teleprompt.BootstrapFewShotWithOptuna,),
+}  # fmt: skip
+_WEIGHTS = (
+    "{name} trains weights, and a compile makes prompts: its artifact would run without them. "
+    "Use `assay improve --order {order}`, or in Python dspy.{name} with lm.provider = assay's TRLProvider"
+)
+_REFUSED = {
+    "BootstrapFinetune": _WEIGHTS.format(name="BootstrapFinetune", order="sft"),
+    "BetterTogether": _WEIGHTS.format(name="BetterTogether", order="prompts,sft,prompts"),
+    "GRPO": _WEIGHTS.format(name="GRPO", order="grpo"),
+    "AvatarOptimizer": (
+        "AvatarOptimizer rewrites the actor of a dspy.Avatar alone, and counts a task that could not be scored as 0. "
+        "Use gepa, mipro or simba: they propose instructions for any program"
+    ),
+}
+_OURS = {"metric", "trainset", "valset", "student", "teacher", "program", "prompt_model", "task_model", "reflection_lm", "seed", "self"}
+
+
+def short_name(name: str) -> str:
+    """Our name of a DSPy class that is given by its name or its path in dspy; any other name as it is."""
+    module, _, attribute = name.rpartition(":")
+    return ALIASES.get(attribute, name) if not module or module.split(".")[0] == "dspy" else name
+
+
+def refusal(name: str) -> str | None:
+    """Why an optimizer of DSPy cannot work here; None where it can."""
+    module, _, attribute = name.rpartition(":")
+    return _REFUSED.get(attribute) if not module or module.split(".")[0] == "dspy" else None
+
+
+def parameters_of(found: type) -> set[str]:
+    """Settings that a teleprompter's constructor and `compile` take."""
+    names = set[str]()
+    for function in (found.__init__, found.compile):  # type: ignore[misc, attr-defined]
+        kinds = inspect.signature(function).parameters.values()
+        names |= {p.name for p in kinds if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    return names - _OURS
+
+
+def check_settings(name: str, settings: Mapping[str, Any], found: type | None = None) -> None:
+    """Refuses settings that the optimizer does not take.
+
+    Raises:
+        ConfigError: names them, and those that there are.
+    """
+    if not settings:
+        return
+    classes = (found,) if found is not None else _CLASSES.get(name, ())
+    known = set[str]().union(*(parameters_of(one) for one in classes)) if classes else set[str]()
+    if unknown := sorted(set(settings) - known):
+        there = f"it has {', '.join(sorted(known))}" if known else "it has none; --demos and the caps are its settings"
+        raise ConfigError(f"optimizer_settings {unknown} are no settings of {name}: {there}")

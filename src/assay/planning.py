@@ -1,0 +1,128 @@
+"""What a job will take, without running it: calls, tokens, dollars and minutes. Asks no model and leaves nothing in the store."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import dspy
+import sqlalchemy as sa
+
+from assay.jobs import Job, RunConfig, open_job, salt_at
+from assay.models import count_tokens
+from assay.optimizers import AUTO_SEARCH_CALLS, Progress
+from assay.optimizers.estimate import calls_per_run, price_of
+from assay.optimizers.reserve import forecast_pair, plan_report, too_few_to_score, too_small
+from assay.rubrics import Rubric
+from assay.traces import Store, schema, store_url
+from assay.traces.sealing import resolve_salt
+
+__all__ = ["Plan", "plan"]
+
+_ANSWER = 40  # tokens of an answer, as long as nothing is known of it
+_PASSES = 10  # over val, of a search without a cap
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """An estimate. `cost_usd` is None where a model has no known price, `minutes` where the store has no call of the model yet."""
+
+    kind: str
+    sizes: Mapping[str, int]
+    calls: int
+    tokens: int
+    cost_usd: float | None
+    minutes: float | None
+    warnings: Sequence[str] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        price = "cost unknown for these models" if self.cost_usd is None else f"${self.cost_usd:.2f}"
+        minutes = "minutes unknown: the store has no call of this model yet" if self.minutes is None else f"about {self.minutes:.1f} minutes"
+        splits = ", ".join(f"{name} {count}" for name, count in self.sizes.items())
+        return [f"tasks: {splits}", f"estimate: {self.calls:,} calls, about {self.tokens:,} tokens, {price}, {minutes}", *self.warnings]
+
+
+def plan(
+    kind: str,
+    program: str | dspy.Module,
+    *,
+    rubric: str | Path | Rubric,
+    data: str,
+    lm: dspy.LM | None = None,
+    store: str | Path | None = None,
+    split: str = "val",
+    repeats: int = 1,
+    trials: int = 0,
+    order: Sequence[str] = (),
+    **options: Any,
+) -> Plan:
+    """The estimate of `compile`, `tune`, `collect`, `evaluate` or `improve`.
+
+    Args:
+        kind: the command's name.
+        split, repeats: of `collect` and `evaluate`; `repeats` also the samples of a trial and the rollouts of `sft`.
+        trials: of `tune`.
+        order: of `improve`. The rollouts of `grpo` are not in the estimate.
+        options: the fields of `RunConfig`; others are left out.
+    Raises:
+        AssayError: what was wrong, which rule, what to do.
+    """
+    known = {item.name for item in fields(RunConfig)}
+    config = RunConfig.of(program, rubric, data, lm, **{name: value for name, value in options.items() if name in known and value is not None})
+    config = replace(config, kind=kind, salt=resolve_salt(config.salt, store, artifact=salt_at(program)))
+    need = (split,) if kind in ("collect", "evaluate") else ("val", "gate", "test")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open_job(config, program=program, rubric=rubric, lm=lm, progress=Progress(), store=Path(folder) / "plan.db", need=need) as job,
+    ):
+        each = calls_per_run(job.student.program) + sum(c.judge is not None for c in job.session.rubric.finals)
+        runs = {split: repeats * job.splits.sizes()[split]} if kind in ("collect", "evaluate") else _runs(job, kind, each, repeats, trials, order)
+        calls = int(sum(runs.values()) * each)
+        if config.max_calls is not None:
+            calls = min(calls, config.max_calls)
+        sizes = job.splits.sizes()
+        few = too_few_to_score(sizes, split) if kind == "evaluate" else None if kind == "collect" else too_small(sizes)
+        return _plan(job, kind, calls, store, [f"warning: {few}"] if few else [])
+
+
+def _runs(job: Job, kind: str, each: int, repeats: int, trials: int, order: Sequence[str]) -> dict[str, float]:
+    """Runs of the program, by what they are for."""
+    sizes, config = job.splits.sizes(), job.config
+    report = plan_report(job.splits, job.session.meter, config.decisions, pair=forecast_pair(job.student.program, job.session), searching=True)
+    cap = config.max_search_calls or (AUTO_SEARCH_CALLS if config.optimizer == "auto" else None)
+    search = cap / each if cap is not None else _PASSES * min(50, sizes["val"])
+    if kind == "tune":
+        return {"search": trials * repeats * sizes["val"], "gate": 2 * report.gate, "test": 2 * report.test}
+    if kind == "compile":
+        return {"search": search, "gate": 2 * report.gate, "test": 2 * report.test}
+    prompts, sft = order.count("prompts"), order.count("sft")
+    gates = 2 * report.gate * (prompts + len(order))  # a compile decides on gate for itself, and the step once more
+    return {"search": prompts * search, "collect": sft * repeats * sizes["train"], "gate": gates, "test": 2 * sizes["test"]}
+
+
+def _plan(job: Job, kind: str, calls: int, store: str | Path | None, warnings: list[str]) -> Plan:
+    session, tasks = job.session, [*job.splits.train, *job.splits.val, *job.splits.gate]
+    shown = count_tokens(session.lm, f"{dict(tasks[0].inputs)} {dict(tasks[0].expected)}") if tasks else 100
+    prompt = 120 + shown * (1 + job.config.demos)
+    latency = _latency_s(store, session.lm.model)
+    return Plan(
+        kind=kind, sizes=job.splits.sizes(), calls=calls, tokens=calls * (prompt + _ANSWER), warnings=warnings,
+        cost_usd=price_of(session.lm, calls * prompt, calls * _ANSWER),
+        minutes=None if latency is None else calls * latency / max(1, session.threads) / 60,
+    )  # fmt: skip
+
+
+def _latency_s(store: str | Path | None, model: str) -> float | None:
+    """Mean seconds of the calls of a model in the store; None where there are none."""
+    url = store_url(store)
+    if url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).is_file():
+        return None
+    t = schema.transitions
+    with Store(store) as opened, opened.engine.connect() as connection:
+        recent = sa.select(t.c.latency_ms).where(t.c.model == model, t.c.error.is_(None), t.c.latency_ms > 0).limit(1000).subquery()
+        found = connection.execute(sa.select(sa.func.avg(recent.c.latency_ms))).scalar()
+    return None if found is None else float(found) / 1000

@@ -1,0 +1,249 @@
+"""Checks before a job spends anything: prices are known, the program runs a task, each judge gives a verdict, the reflection model answers.
+
+What is asked here is recorded and counted under the phase `preflight`; the job is then answered from the response cache.
+Does not import programs or load data: `assay.jobs.open_job` has done that before.
+"""
+
+import inspect
+import statistics
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dspy
+from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
+
+import assay
+from assay.datasets import Task
+from assay.errors import ConfigError, ModelError, ProgramFailed
+from assay.jobs import Job
+from assay.models import LanguageModel
+from assay.models.hosted import HostedBackend
+from assay.optimizers import Session, Student
+from assay.optimizers.estimate import price_of
+from assay.optimizers.session import Measured
+from assay.rubrics.scoring import fields_of, grade
+from assay.traces import Rollout
+
+__all__ = ["ask_reflection", "check_prices", "checked", "preflight"]
+
+_TRIES = 3  # tasks that may fail alike before the job is stopped
+_SKIP = "preflight=False (--no-preflight) skips this check"
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where an exception was raised: of the program's own lines the last one."""
+
+    kind: type[BaseException]
+    file: str
+    line: int
+
+
+def checked(job: Job, tasks: Sequence[Task], *, split: str, student: Student | None = None) -> Measured | None:
+    """`preflight` of an opened job, unless its settings turn it off."""
+    if not job.config.preflight:
+        return None
+    job.session.progress.say("preflight: one task, each judge once")
+    found = preflight(job.session, student or job.student, tasks, split=split, max_cost_usd=job.config.max_cost_usd)
+    job.session.measured = found
+    return found
+
+
+def preflight(session: Session, student: Student, tasks: Sequence[Task], *, split: str, max_cost_usd: float | None = None) -> Measured:
+    """Runs the program on one task and has each judge give one verdict; on up to three tasks where that fails. Then asks the reflection model,
+    where one is configured.
+
+    Args:
+        tasks: those that the job runs first, so that it finds the answers in the cache.
+        split: the split that they belong to.
+        max_cost_usd: the job's cap on dollars, if it has one.
+    Returns:
+        What a run took, for an estimate.
+    Raises:
+        ConfigError: there is a cap on dollars and a model without a known price.
+        ProgramFailed: the program raised the same exception at the same place on each of the tasks.
+        ModelError: the program's model answered on none of the tasks, or a judge gave no verdict on any, or the reflection model
+            did not answer.
+        BudgetExceeded, Cancelled: a cap was reached; what was asked is in the store.
+    """
+    check_prices(session, max_cost_usd)
+    first, errors, verdicts = list(tasks[:_TRIES]), list[Exception](), _Verdicts(session)
+    session.know(first, split)
+    runs: list[Rollout] = []
+    with session.phase("preflight"), session.context():
+        before = session.meter.usage
+        for task in first:
+            prediction = student(**dict(task.inputs))
+            runs.append(prediction._rollout)
+            error = getattr(prediction, "_error", None)
+            if error is not None and not isinstance(error, AdapterParseError | ContextWindowExceededError):
+                errors.append(error)
+                continue
+            verdicts.take(task, prediction)
+            if not verdicts.missing:
+                break
+        if errors and len(errors) == len(first):
+            _stop(errors, student)
+        verdicts.ask(first[0], runs[0])
+        spent = session.meter.usage
+    ask_reflection(session)
+    check_prices(session, max_cost_usd, unpriced=session.meter.usage.unpriced - before.unpriced)
+    asked = spent.calls + spent.cached - before.calls - before.cached
+    return _measured(runs, asked)
+
+
+def check_prices(session: Session, max_cost_usd: float | None, *, unpriced: int = 0) -> None:
+    """Refuses a cap on dollars where a model's price is not known.
+
+    Args:
+        unpriced: calls that were made and had no price.
+    Raises:
+        ConfigError: names the models.
+    """
+    if max_cost_usd is None:
+        return
+    used = {lm.model: lm for lm in (session.lm, session.judge_lm if session.rubric.needs_judge else None, session.prompt_lm) if lm is not None}
+    unknown = [name for name, lm in used.items() if price_of(lm) is None and (unpriced or _priced_by_name(lm))]
+    if unknown:
+        raise ConfigError(
+            f"max_cost_usd={max_cost_usd:g} cannot be kept: no price is known for {', '.join(unknown)}. "
+            "Cap calls or tokens instead (--max-calls, --max-tokens)"
+        )
+
+
+def ask_reflection(session: Session) -> None:
+    """Asks the model that proposes prompts for one word; nothing where that is the program's own.
+
+    Raises:
+        ModelError: it did not answer.
+        BudgetExceeded, Cancelled: a cap was reached.
+    """
+    lm = session.prompt_lm
+    if lm is None:
+        return
+    with session.phase("preflight"), session.context():
+        try:
+            lm("Reply with one word: ready")
+        except LMError as error:
+            raise ModelError(
+                f"the reflection model {lm.model} did not answer: {type(error).__name__}: {error}. Check its name, key and address "
+                f"(--reflection-model, --reflection-api-key-env, --reflection-api-base); {_SKIP}"
+            ) from error
+
+
+def _priced_by_name(lm: LanguageModel) -> bool:
+    """Whether the price is looked up by the model's name; an engine of the user's own says it with each answer."""
+    return isinstance(lm.recording.backend, HostedBackend)
+
+
+class _Verdicts:
+    """Which judges of a rubric have not given a verdict yet, and why."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.rubric = session, session.rubric
+        # judges that compare outputs have nothing to compare here
+        self.missing: dict[str, str] = {c.name: "" for c in self.rubric.finals if c.judge is not None and not self.rubric.compares(c.name)}
+
+    def take(self, task: Task, prediction: dspy.Prediction) -> None:
+        """Reads the verdicts of a scored run; a judge that has none is asked once by itself."""
+        result = getattr(prediction, "_result", None)
+        if result is None or result.failed is not None:
+            return
+        for verdict in result.verdicts:
+            if verdict.criterion in self.missing and verdict.grade is not None:
+                del self.missing[verdict.criterion]
+        self._ask(task, fields_of(prediction), prediction._rollout)
+
+    def ask(self, task: Task, rollout: Rollout) -> None:
+        """Asks judges that have not been asked, as no run gave an answer, about the expected one.
+
+        Raises:
+            ModelError: a judge gave no verdict.
+        """
+        silent = {name: reason for name, reason in self.missing.items() if reason}
+        if self.missing and not silent:
+            self._ask(task, dict(task.expected) or {"answer": "no answer"}, rollout)
+            silent = self.missing
+        if silent:
+            name, reason = next(iter(silent.items()))
+            raise ModelError(
+                f"the judge of {name!r} gave no verdict on any of the outputs that it was shown: {reason}. "
+                f"Check its model, key and address (--judge-model); {_SKIP}"
+            )
+
+    def _ask(self, task: Task, fields: Mapping[str, Any], rollout: Rollout) -> None:
+        for criterion in self.rubric.finals:
+            if criterion.name not in self.missing:
+                continue
+            decide = self.rubric.decider(criterion.name)
+            if decide is None:
+                self.missing[criterion.name] = "no judge model was given"
+                continue
+            verdict = grade(criterion, decide, task, dict(fields), rollout)
+            if verdict.grade is not None:
+                del self.missing[criterion.name]
+            else:
+                self.missing[criterion.name] = verdict.reason or "no reason was given"
+
+
+def _stop(errors: Sequence[Exception], student: Student) -> None:
+    """Raises where all runs failed alike; runs that failed in different ways say nothing of the program as a whole."""
+    if all(isinstance(error, LMError) for error in errors):
+        raise ModelError(f"the model answered none of the first {len(errors)} tasks: {type(errors[-1]).__name__}: {errors[-1]}. {_SKIP}")
+    places = {_place(error, student) for error in errors}
+    if len(places) == 1 and not isinstance(errors[0], LMError):
+        place, error = places.pop(), errors[0]
+        raise ProgramFailed(
+            f"the program failed on each of the first {len(errors)} tasks with {type(error).__name__} at {place.file}:{place.line}: {error}\n"
+            f"{_traceback(error)}\nCorrect the program. Where such an exception follows from what a weak model answers, catch it and return an "
+            f"empty answer, which scores 0. {_SKIP}"
+        )
+
+
+def _place(error: BaseException, student: Student) -> _Place:
+    """The last line of the program's own files; of the program's `forward` where it was not reached (wrong arguments)."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if _is_own(frame.filename)]
+    if own:
+        return _Place(type(error), own[-1].filename, own[-1].lineno or 0)
+    inside = [frame for frame in frames if "assay" in Path(frame.filename).parts and "programs" in Path(frame.filename).parts]
+    if inside:
+        return _Place(type(error), inside[-1].filename, inside[-1].lineno or 0)
+    forward = getattr(type(student.program), "forward", type(student.program))
+    try:
+        return _Place(type(error), inspect.getsourcefile(forward) or "?", inspect.getsourcelines(forward)[1])
+    except (OSError, TypeError):
+        last = frames[-1] if frames else None
+        return _Place(type(error), last.filename if last else "?", (last.lineno or 0) if last else 0)
+
+
+_LIBRARIES = (str(Path(assay.__file__).parent), str(Path(dspy.__file__).parent), str(Path(inspect.__file__).parent))
+
+
+def _is_own(file: str) -> bool:
+    return not file.startswith((*_LIBRARIES, "<")) and "site-packages" not in file
+
+
+def _traceback(error: BaseException) -> str:
+    """From the program's first line on; all of it where none of its lines is in it."""
+    shown = traceback.TracebackException.from_exception(error)
+    own = [at for at, frame in enumerate(shown.stack) if _is_own(frame.filename)]
+    if own:
+        shown.stack = traceback.StackSummary.from_list(list(shown.stack)[own[0] :])
+    return "".join(shown.format()).rstrip()
+
+
+def _measured(runs: Sequence[Rollout], asked: int) -> Measured:
+    calls = [transition for run in runs for transition in run.transitions]
+    ended = [run for run in runs if run.transitions] or list(runs)
+    latencies = [call.latency_ms / 1000 for call in calls if call.latency_ms > 0]
+    tokens = [(call.prompt_tokens or 0) + (call.completion_tokens or 0) for call in calls if call.prompt_tokens is not None]
+    return Measured(
+        calls=len(calls) / max(1, len(ended)),
+        judge_calls=max(0.0, (asked - len(calls)) / max(1, len(ended))),
+        tokens=statistics.fmean(tokens) if tokens else None,
+        latency_s=statistics.median(latencies) if latencies else None,
+    )

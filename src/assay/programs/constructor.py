@@ -1,0 +1,80 @@
+"""Constructor arguments of a program that was built by somebody else, read back so that an artifact can build it again."""
+
+import inspect
+import json
+import typing
+from typing import Any
+
+import dspy
+
+__all__ = ["constructor_config"]
+
+_MISSING = object()
+
+
+def constructor_config(program: dspy.Module) -> dict[str, Any]:
+    """The arguments that differ from their defaults and are kept by the program under their own names, as JSON.
+
+    A signature is written as text where that says all of it: names, types, order. Instructions and descriptions belong to the state.
+    Arguments that cannot be written (tools, clients) are left out, and building the program again fails for lack of them.
+    """
+    try:
+        parameters = list(inspect.signature(type(program).__init__).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return {}
+    found = {}
+    for parameter in parameters:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        value = _kept(program, parameter.name)
+        if value is _MISSING or (parameter.default is not parameter.empty and _same(value, parameter.default)):
+            continue
+        if isinstance(value, type) and issubclass(value, dspy.Signature):
+            value = signature_text(value)
+            if value is None:
+                continue
+        if _is_json(value):
+            found[parameter.name] = value
+    return found
+
+
+def _kept(program: dspy.Module, name: str) -> Any:
+    if name == "signature" and isinstance(program, dspy.ChainOfThought):
+        return program.predict.signature.delete("reasoning")
+    return vars(program).get(name, _MISSING)
+
+
+def signature_text(signature: type[dspy.Signature]) -> str | None:
+    """`question: str, n: int -> answer: bool`; None where a type has no such form."""
+    sides = []
+    for fields in (signature.input_fields, signature.output_fields):
+        parts = [(name, _type_text(field.annotation)) for name, field in fields.items()]
+        if any(text is None for _, text in parts):
+            return None
+        sides.append(", ".join(f"{name}: {text}" for name, text in parts))
+    text = " -> ".join(sides)
+    try:
+        again = dspy.Signature(text)
+    except Exception:  # whatever its parser raises means that the text will not do
+        return None
+    same = {name: field.annotation for name, field in again.fields.items()} == {name: field.annotation for name, field in signature.fields.items()}
+    return text if same else None
+
+
+def _type_text(annotation: Any) -> str | None:
+    if annotation is type(None):
+        return "None"
+    if isinstance(annotation, type) and not typing.get_args(annotation):
+        return annotation.__name__ if annotation.__module__ == "builtins" else None
+    return str(annotation).replace("typing.", "").replace("NoneType", "None")
+
+
+def _same(value: Any, default: Any) -> bool:
+    return value is default or (type(value) is type(default) and _is_json(value) and bool(value == default))
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        return bool(json.loads(json.dumps(value, allow_nan=False)) == value)
+    except (TypeError, ValueError):
+        return False

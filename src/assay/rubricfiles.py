@@ -1,0 +1,106 @@
+"""A rubric with everything that it names, as files that work from any folder: check files with their helpers, judges, juries' members.
+
+Installed packages are not copied. Loading such a rubric runs its check files.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from assay.deployment.artifact import is_artifact
+from assay.errors import RubricError
+from assay.jobs import load_rubric
+from assay.rubrics import SHIPPED
+from assay.sourcecode import located
+from assay.sourcefiles import SourceFiles
+
+__all__ = ["portable_rubric"]
+
+_CODE = re.compile(r"[^\s:]+:[A-Za-z_][\w.]*")  # file.py:NAME or package.module:NAME
+
+
+def portable_rubric(rubric: str | Path) -> dict[str, bytes]:
+    """Files by their places; the first is the rubric's own, `rubric.yaml` (`.toml`, `.json`).
+
+    Raises:
+        RubricError: the rubric or something that it names cannot be loaded.
+    """
+    path = Path(__file__).parent / "rubrics" / "shipped" / f"{rubric}.yaml" if str(rubric) in SHIPPED else Path(rubric)
+    load_rubric(path)
+    name = f"rubric{path.suffix.lower()}"
+    text = path.read_text(encoding="utf-8")
+    if path.suffix.lower() in (".toml", ".json"):
+        return {name: text.encode()}
+    carrier = _Carrier()
+    return {name: carrier.rewritten(text, path.absolute().parent).encode(), **carrier.files}
+
+
+class _Carrier:
+    """Copies what files name, each once, and gives it its new name."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self._code = SourceFiles()
+        self._new: dict[str, str] = {}  # by absolute name
+
+    def rewritten(self, text: str, folder: Path, *, up: str = "") -> str:
+        """A YAML file's text with the names of what was copied.
+
+        Args:
+            folder: where its names are looked for.
+            up: the way from the file's new place to the top.
+        """
+        for name in sorted(set(_named(yaml.safe_load(text))), key=len, reverse=True):
+            if (new := self.carried(name, folder)) is not None:
+                written = (up + new).replace("\\", r"\\")
+                text = re.sub(rf"(?<![\w./-]){re.escape(name)}(?![\w/-])", written, text)
+        return text
+
+    def carried(self, name: str, folder: Path) -> str | None:
+        """The new name of something that a file names; None where it needs none: installed code, a shipped check, a sentence."""
+        place = folder / name if not Path(name).is_absolute() else Path(name)
+        if place.suffix.lower() in (".yaml", ".yml") and place.is_file():
+            return self._once(place, lambda new: self._yaml(place, new), ".yaml")
+        if is_artifact(place):
+            return self._once(place, lambda new: self._folder(place, new), "")
+        return self._of_code(name, folder) if _CODE.fullmatch(name) else None
+
+    def _once(self, place: Path, copy: Any, suffix: str) -> str:
+        key = str(place.resolve())
+        if key not in self._new:
+            self._new[key] = f"judges/{len(self._new)}-{place.stem}{suffix}"
+            copy(self._new[key])
+        return self._new[key]
+
+    def _yaml(self, place: Path, new: str) -> None:
+        self.files[new] = self.rewritten(place.read_text("utf-8"), place.absolute().parent, up="../").encode()
+
+    def _folder(self, place: Path, new: str) -> None:
+        for file in sorted(place.rglob("*")):
+            if file.is_file() and file.parent.name != "__pycache__":
+                self.files[f"{new}/{file.relative_to(place).as_posix()}"] = file.read_bytes()
+
+    def _of_code(self, name: str, folder: Path) -> str | None:
+        try:
+            module, attribute = located(name, folder=folder)
+        except Exception as error:
+            raise RubricError(f"{name!r} cannot be imported: {type(error).__name__}: {error}") from error
+        source = SourceFiles()
+        if not source.add(name, module.__name__, attribute):
+            return None
+        key = str(Path(str(module.__file__)).resolve())
+        if key not in self._new:
+            self._new[key] = f"code/{len(self._new)}"
+            self.files |= {f"{self._new[key]}/{place}": content for place, content in source.files.items()}
+        return f"{self._new[key]}/{source.names[name]}"
+
+
+def _named(value: Any, key: str = "") -> list[str]:
+    """Names in a rubric's or judge's file: under `check`, `use`, `first`, `second`, and in `members`."""
+    if isinstance(value, dict):
+        return [name for inner, one in value.items() for name in _named(one, str(inner))]
+    if isinstance(value, list):
+        return [name for one in value for name in _named(one, key)]
+    return [value] if isinstance(value, str) and key in ("check", "use", "first", "second", "members") else []

@@ -1,0 +1,265 @@
+"""Modules from files and folders of the user's own: programs, checks, judges and the helpers that they import.
+
+Every folder is a namespace of its own: a helper `tools.py` beside one program is not the `tools.py` beside another, and
+`sys.path` stays as it is. The names that a file may import are, in order: modules of its own folder (of the folder above
+its package, where it is in one), whatever Python finds, modules of the working directory, modules of the folders of
+programs that were loaded before. Running such a file runs its code: `load_source` is the only way in.
+"""
+
+import builtins
+import functools
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+__all__ = ["NoSuchFile", "attribute_of", "import_named", "is_private", "load_source", "located", "qualified_name", "relocated", "root_of"]
+
+_PREFIX = "assay_source_"
+_lock = threading.RLock()
+_namespaces: dict[str, "_Namespace"] = {}  # by package name; those whose files have changed since stay for what was loaded from them
+_current: dict[Path, "_Namespace"] = {}  # by root, in the order of their last use
+_moved: ContextVar[Mapping[str, str]] = ContextVar("assay_moved", default=MappingProxyType({}))
+
+
+class NoSuchFile(FileNotFoundError):
+    """The file that was named is not there, as opposed to one that its code could not open."""
+
+
+class _Namespace:
+    """The modules of one root folder, as submodules of a package with a private name."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.root, self.name = root, name
+        self.files: dict[Path, tuple[int, int]] = {}  # what was run, as it was then
+        self._own: dict[str, bool] = {}
+        package = ModuleType(name)
+        package.__path__ = [str(root)]
+        sys.modules[name] = package
+
+    def fresh(self) -> bool:
+        """Whether every file that was run is still the same."""
+        return all(_stamp(path) == stamp for path, stamp in self.files.items())
+
+    def has(self, top: str, *, loose: bool = False) -> bool:
+        """Whether the root has a module of this name; `loose`: also a folder of modules without `__init__.py`."""
+        if top not in self._own:
+            spec = PathFinder.find_spec(top, [str(self.root)])
+            self._own[top] = spec is not None and spec.loader is not None
+        return self._own[top] or (loose and next((self.root / top).glob("*.py"), None) is not None)
+
+    def forget(self) -> None:
+        """Files may have come since it was looked which there are."""
+        self._own.clear()
+
+    def load(self, dotted: str) -> ModuleType:
+        return importlib.import_module(f"{self.name}.{dotted}")
+
+    def import_(
+        self, name: str, globals: Mapping[str, Any] | None = None, locals: Mapping[str, Any] | None = None, fromlist: Any = (), level: int = 0
+    ) -> Any:
+        """`__import__` as the files of this root see it."""
+        top = name.partition(".")[0]
+        itself = (globals or {}).get("__name__") == f"{self.name}.{top}"  # a file `json.py` that imports json means the other one
+        if level == 0 and not itself and self.has(top):
+            return self._given(name, globals, locals, fromlist)
+        try:
+            return _python_import(name, globals, locals, fromlist, level)
+        except ModuleNotFoundError as error:
+            if level or error.name != top or itself:
+                raise
+            other = next((one for one in self._others() if one.has(top, loose=True)), None)
+            if other is None:
+                raise
+            return other._given(name, globals, locals, fromlist)
+
+    def _others(self) -> Iterator["_Namespace"]:
+        yield self  # folders without __init__.py come after what Python finds
+        yield _namespace(Path.cwd())
+        yield from reversed(list(_current.values()))
+
+    def _given(self, name: str, globals: Any, locals: Any, fromlist: Any) -> Any:
+        module = _python_import(f"{self.name}.{name}", globals, locals, fromlist, 0)
+        return module if fromlist else sys.modules[f"{self.name}.{name.partition('.')[0]}"]
+
+
+class _Loader(SourceFileLoader):
+    """Runs a file under its namespace's `__import__`. Compiled files beside it are neither read nor written."""
+
+    def __init__(self, fullname: str, path: str, namespace: _Namespace) -> None:
+        super().__init__(fullname, path)
+        self.namespace = namespace
+
+    def get_code(self, fullname: str) -> Any:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self.namespace.files[Path(self.path)] = _stamp(Path(self.path))
+        module.__dict__["__builtins__"] = {**vars(builtins), "__import__": self.namespace.import_}
+        super().exec_module(module)
+
+
+class _Finder:
+    """Finds the submodules of the private packages."""
+
+    @staticmethod
+    def find_spec(fullname: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
+        namespace = _namespaces.get(fullname.partition(".")[0]) if fullname.startswith(_PREFIX) else None
+        if namespace is None or path is None:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = _Loader(fullname, str(spec.origin), namespace)
+        return spec
+
+
+def _python_import(name: str, *rest: Any) -> Any:
+    return builtins.__import__(name, *rest)
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return (0, 0)
+    return status.st_mtime_ns, status.st_size
+
+
+def _namespace(root: Path) -> _Namespace:
+    """The namespace of a root; a new one where a file that it ran has changed."""
+    with _lock:
+        if not any(finder is _Finder for finder in sys.meta_path):
+            sys.meta_path.insert(0, _Finder)
+        root = root.resolve()
+        namespace = _current.pop(root, None)
+        if namespace is None or not namespace.fresh():
+            digest = hashlib.sha256(os.fsencode(root)).hexdigest()[:8]
+            count = sum(name.startswith(f"{_PREFIX}{digest}") for name in _namespaces)
+            namespace = _Namespace(root, f"{_PREFIX}{digest}" + (f"_{count}" if count else ""))
+            _namespaces[namespace.name] = namespace
+        _current[root] = namespace
+        return namespace
+
+
+def root_of(path: Path) -> Path:
+    """The folder from which a file's modules are named: its own, or the one above its package."""
+    folder = path.resolve().parent
+    while (folder / "__init__.py").is_file() and folder.parent != folder:
+        folder = folder.parent
+    return folder
+
+
+def load_source(path: str | Path) -> ModuleType:
+    """Runs a Python file, once as long as it and its helpers are the same, and gives its module.
+
+    A file of a package that Python can import by its name is imported by that name.
+
+    Raises:
+        NoSuchFile: no such file.
+        ImportError: it is not a Python file, or its name cannot be that of a module.
+        Exception: whatever the file raises.
+    """
+    file = Path(path).resolve()
+    if not file.is_file():
+        raise NoSuchFile(f"no such file: {path}")
+    root = root_of(file)
+    dotted = ".".join(file.relative_to(root).with_suffix("").parts)
+    if file.suffix != ".py" or "." in file.stem:
+        raise ImportError(f"{path} cannot be imported: a module's file is called NAME.py, without other dots")
+    if root != file.parent and (module := _known_to_python(dotted, file)) is not None:
+        return module
+    importlib.invalidate_caches()
+    namespace = _namespace(root)
+    namespace.forget()
+    return namespace.load(dotted)  # not under the lock: Python's own import locks are held while modules run
+
+
+def _known_to_python(dotted: str, file: Path) -> ModuleType | None:
+    try:
+        spec = importlib.util.find_spec(dotted)
+    except (ImportError, ValueError):
+        return None
+    same = spec is not None and spec.origin is not None and Path(spec.origin).resolve() == file
+    return importlib.import_module(dotted) if same else None
+
+
+def import_named(name: str, *, folders: Sequence[Path] = ()) -> ModuleType:
+    """A module by its dotted name: one that Python finds, or one of `folders`, the working directory, or a loaded program's folder.
+
+    Raises:
+        ModuleNotFoundError: there is none.
+        Exception: whatever the module raises.
+    """
+    top = name.partition(".")[0]
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != top:
+            raise
+        importlib.invalidate_caches()
+        for namespace in [*map(_namespace, [*folders, Path.cwd()]), *reversed(list(_current.values()))]:
+            namespace.forget()
+            if namespace.has(top, loose=True):
+                return namespace.load(name)
+        raise
+
+
+def located(name: str, *, folder: Path | None = None) -> tuple[ModuleType, str]:
+    """The module and the attribute that `file.py:NAME` or `package.module:NAME` names; a file is looked for from `folder`, by default
+    the working directory.
+
+    Raises:
+        NoSuchFile: no such file.
+        ImportError: no such module.
+        Exception: whatever the module raises.
+    """
+    module_name, _, attribute = _moved.get().get(name, name).rpartition(":")
+    if module_name.endswith(".py"):
+        return load_source((folder or Path()) / module_name), attribute
+    return import_named(module_name, folders=[folder] if folder is not None else []), attribute
+
+
+def attribute_of(name: str, *, folder: Path | None = None) -> Any:
+    """What a name as in `located` stands for.
+
+    Raises:
+        AttributeError: the module has no such attribute; and what `located` raises.
+    """
+    module, attribute = located(name, folder=folder)
+    return functools.reduce(getattr, attribute.split("."), module)
+
+
+@contextmanager
+def relocated(places: Mapping[str, str]) -> Iterator[None]:
+    """Names that stand for others while it is open: an artifact's program is loaded from the artifact's own files."""
+    token = _moved.set({**_moved.get(), **places})
+    try:
+        yield
+    finally:
+        _moved.reset(token)
+
+
+def is_private(module_name: str) -> bool:
+    """Whether a module was loaded from a file, under a name that means nothing elsewhere."""
+    return module_name.startswith(_PREFIX)
+
+
+def qualified_name(found: Any) -> str:
+    """`package.module:NAME` of a class or function, or `path/file.py:NAME` where it was loaded from a file; an object's is its class's."""
+    kind = found if hasattr(found, "__qualname__") else type(found)
+    module = str(kind.__module__)
+    if is_private(module) and (file := getattr(sys.modules.get(module), "__file__", None)) is not None:
+        try:
+            module = str(Path(file).relative_to(Path.cwd()))
+        except ValueError:
+            module = str(file)
+    return f"{module}:{kind.__qualname__}"

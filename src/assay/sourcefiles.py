@@ -1,0 +1,203 @@
+"""The source files that a program, check or judge needs: its own, and the helpers that they import from its folder.
+
+Found by reading import statements, so that what is imported inside a function counts too; nothing is run. Installed packages and
+the standard library are not copied. Other files are copied where the module names them: `ARTIFACT_FILES = ["prices.json"]`.
+"""
+
+import ast
+import builtins
+import site
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from assay.errors import ProgramError
+from assay.sourcecode import root_of
+
+__all__ = ["FILES", "SourceFiles", "is_own"]
+
+FILES = "ARTIFACT_FILES"  # a module's list of further files, relative to it
+_MOST_BYTES = 50_000_000  # of all files; more is a mistake, such as a model beside the program
+
+
+@dataclass
+class SourceFiles:
+    """Files by their place under the artifact's `source` folder, and what each object's name becomes there (`file.py:NAME`)."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, module_name: str, attribute: str) -> bool:
+        """Adds the files of an attribute of a loaded module, under the name by which it is loaded.
+
+        Returns:
+            False where its code is installed, or cannot be read; then its name alone must do.
+        Raises:
+            ProgramError: a file of `ARTIFACT_FILES` is missing or elsewhere, or all of them are too large.
+        """
+        module = sys.modules.get(module_name)
+        if module is None or "<locals>" in attribute:
+            return False
+        file = getattr(module, "__file__", None)
+        path = Path(str(file or "notebook.py")).resolve()
+        if module_name == "__main__":
+            text, root, place = _sliced(_main_text(module), attribute), path.parent, f"{path.stem}.py"
+        elif is_own(path) and path.suffix == ".py":
+            text, root = path.read_text("utf-8"), root_of(path)
+            place = path.relative_to(root).as_posix()
+        else:
+            return False
+        if text is None:
+            return False
+        for relative, content in _needed(root / place, text, root).items():
+            self.files.setdefault(relative, content)
+        if (size := sum(map(len, self.files.values()))) > _MOST_BYTES:
+            raise ProgramError(f"the source files of {name} have {size / 1e6:.0f} MB, at most {_MOST_BYTES / 1e6:.0f} are kept: shorten {FILES}")
+        self.names[name] = f"{place}:{attribute}"
+        return True
+
+
+def is_own(path: Path) -> bool:
+    """Whether a file is the user's own: neither of an installed package nor of Python or of assay itself."""
+    path = path.resolve()
+    if not path.is_file() or path.is_relative_to(Path(__file__).resolve().parent):
+        return False
+    installed = {*site.getsitepackages(), site.getusersitepackages(), *(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib"))}
+    return not any(path.is_relative_to(Path(folder).resolve()) for folder in installed) and "site-packages" not in path.parts
+
+
+def _needed(first: Path, text: str, root: Path) -> dict[str, bytes]:
+    """The files by their place under the root, or under the working directory; what a root has comes before what that one has."""
+    found: dict[str, bytes] = {}
+    waiting, seen = [(first, text)], {first}
+    roots = [root, Path.cwd().resolve()]
+    while waiting:
+        path, text = waiting.pop(0)
+        base = next((one for one in roots if path.is_relative_to(one)), path.parent)
+        found.setdefault(path.relative_to(base).as_posix(), text.encode())
+        tree = ast.parse(text, str(path))
+        for other in _imported(tree, path, roots):
+            if other not in seen and is_own(other):
+                seen.add(other)
+                waiting.append((other, other.read_text("utf-8")))
+        for further in _listed(tree):
+            target = (path.parent / further).resolve()
+            if not target.is_relative_to(base):
+                raise ProgramError(f"{path}: {FILES} names {further!r}, which is not below {base}; an artifact holds files of the program's folder")
+            if not target.is_file():
+                raise ProgramError(f"{path}: {FILES} names {further!r}, and there is no such file")
+            found.setdefault(target.relative_to(base).as_posix(), target.read_bytes())
+    return found
+
+
+def _imported(tree: ast.Module, path: Path, roots: Sequence[Path]) -> Iterator[Path]:
+    """Files that a module's import statements may mean."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _files_of(alias.name.split("."), roots)
+        elif isinstance(node, ast.ImportFrom):
+            dotted = node.module.split(".") if node.module else []
+            if node.level:
+                folder = path.parent
+                for _ in range(node.level - 1):
+                    folder = folder.parent
+                bases: Sequence[Path] = [folder]
+            else:
+                bases = roots
+            yield from _files_of(dotted, bases)
+            for alias in node.names:
+                yield from _files_of([*dotted, alias.name], bases)
+
+
+def _files_of(dotted: Sequence[str], roots: Iterable[Path]) -> Iterator[Path]:
+    for root in roots:
+        any_found = False
+        for length in range(len(dotted) + 1):  # the packages above it are run as well
+            place = root.joinpath(*dotted[:length])
+            for file in ([place.with_name(f"{place.name}.py")] if length else []) + [place / "__init__.py"]:
+                if file.is_file() and (length or dotted[:1] != [root.name]):
+                    any_found = any_found or bool(length)
+                    yield file.resolve()
+        if any_found:
+            return
+
+
+def _listed(tree: ast.Module) -> list[str]:
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        if any(isinstance(target, ast.Name) and target.id == FILES for target in targets):
+            try:
+                value = ast.literal_eval(node.value)  # type: ignore[attr-defined]
+            except (ValueError, TypeError):
+                value = None
+            if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
+                raise ProgramError(f"{FILES} must be a list of file names written out, such as {FILES} = ['prices.json']")
+            return list(value)
+    return []
+
+
+def _main_text(module: Any) -> str:
+    """The text of the script that runs, or of a notebook's cells so far."""
+    if (file := getattr(module, "__file__", None)) is not None:
+        try:
+            return Path(file).read_text("utf-8")
+        except (OSError, UnicodeDecodeError):
+            return ""
+    cells = [str(cell) for cell in getattr(module, "In", [])]
+    return "\n".join(line for cell in cells for line in cell.splitlines() if not line.lstrip().startswith(("%", "!")))
+
+
+def _sliced(text: str, name: str) -> str | None:
+    """The statements of a script that define a name and all that it needs, so that loading it does not run the script again."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return None
+    bound = {id(node): set(_bound(node)) for node in tree.body}
+    wanted, chosen = {name.partition(".")[0], FILES}, set[int]()
+    if not any(name.partition(".")[0] in names for names in bound.values()):
+        return None
+    while True:
+        new = [node for node in tree.body if id(node) not in chosen and (bound[id(node)] & wanted or _is_future(node))]
+        if not new:
+            break
+        for node in new:
+            chosen.add(id(node))
+            wanted |= {part.id for part in ast.walk(node) if isinstance(part, ast.Name) and not hasattr(builtins, part.id)}
+            wanted |= {word for part in ast.walk(node) if isinstance(part, ast.Constant) for word in _words(part.value)}
+    lines = text.splitlines()
+    parts = []
+    for node in tree.body:
+        if id(node) in chosen:
+            first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+            parts.append("\n".join(lines[first - 1 : node.end_lineno]))
+    return "\n".join(parts) + "\n"
+
+
+def _words(value: Any) -> list[str]:
+    """Names inside a written-out annotation or signature."""
+    return [value] if isinstance(value, str) and value.isidentifier() else []
+
+
+def _is_future(node: ast.stmt) -> bool:
+    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
+
+
+def _bound(node: ast.stmt) -> Iterator[str]:
+    """Names that a top-level statement defines; what runs under `if __name__ == "__main__"` defines none."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        yield from (alias.asname or alias.name.partition(".")[0] for alias in node.names)
+    elif isinstance(node, ast.If | ast.Try | ast.With):
+        if "__main__" not in ast.dump(node.test if isinstance(node, ast.If) else node):
+            for part in ast.iter_child_nodes(node):
+                if isinstance(part, ast.stmt):
+                    yield from _bound(part)
+    elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        yield from (part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name))

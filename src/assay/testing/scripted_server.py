@@ -1,0 +1,94 @@
+"""An OpenAI-compatible server whose answers depend on the prompt alone, in a process of its own: for tests that kill what asks it.
+
+    python -m assay.testing.scripted_server [--port 0] [--log FILE] [--delay-ms 2]
+
+It answers "What is A + 1?": right more often the more demonstrations the prompt shows (35 % without, 95 % with eight), by a hash of the prompt.
+It writes its port on its first line of output, and one byte a request to the log before it answers.
+"""
+
+import argparse
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+__all__ = ["answer_to", "running"]
+
+
+def answer_to(prompt: str) -> str:
+    """The text that the server gives, in the form that the prompt asks for."""
+    numbers = re.findall(r"What is (\d+) \+ 1", prompt)
+    asked = int(numbers[-1]) if numbers else 0
+    share = int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:4], "big") / 2**32
+    right = share < min(0.95, 0.35 + 0.075 * max(0, len(numbers) - 1))
+    number = asked + 1 if right else asked + 2
+    return json.dumps({"answer": number}) if "JSON" in prompt else f"[[ ## answer ## ]]\n{number}\n\n[[ ## completed ## ]]"
+
+
+def _handler(log: Path | None, delay_s: float) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            prompt = "\n".join(str(message.get("content")) for message in request["messages"])
+            time.sleep(delay_s)
+            if log is not None:
+                with open(log, "ab", buffering=0) as file:
+                    file.write(b".")
+            text = answer_to(prompt)
+            usage = {"prompt_tokens": len(prompt), "completion_tokens": len(text), "total_tokens": len(prompt) + len(text)}
+            choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+            body = json.dumps({"id": "1", "object": "chat.completion", "model": "m", "created": 1, "choices": [choice], "usage": usage}).encode()
+            try:
+                self.send_response(200)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+            except OSError:  # whoever asked was killed
+                self.close_connection = True
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    return Handler
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Whoever asked was killed."""
+
+
+@contextmanager
+def running(log: Path | None = None, *, delay_ms: float = 2) -> Iterator[str]:
+    """The server in a process of its own; gives the API's address."""
+    command = [sys.executable, "-m", "assay.testing.scripted_server", "--delay-ms", str(delay_ms), *(["--log", str(log)] if log else [])]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--log", type=Path)
+    parser.add_argument("--delay-ms", type=float, default=2)
+    arguments = parser.parse_args()
+    server = _Server(("127.0.0.1", arguments.port), _handler(arguments.log, arguments.delay_ms / 1000))
+    print(server.server_port, flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""What the store holds, as lists: rollouts by filters, and runs. Loads no DSPy."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import sqlalchemy as sa
+
+from assay.errors import StoreError
+from assay.traces import schema
+from assay.traces.records import Rollout
+from assay.traces.rows import rollout_of
+from assay.traces.store import Store
+
+__all__ = ["find_rollouts", "list_runs", "show_run"]
+
+
+def find_rollouts(
+    store: Store,
+    *,
+    equal: dict[str, str],
+    since: float | None = None,
+    least: float | None = None,
+    most: float | None = None,
+    limit: int | None = None,
+) -> Iterator[Rollout]:
+    """Rollouts without their transitions, newest first.
+
+    Args:
+        equal: values by column: `run_id`, `task_id`, `split`, `status`, `phase`, `program`, `failure`, …
+        since: seconds since the epoch.
+        least: lowest score, in [0, 1]; unscored rollouts are left out where it or `most` is given.
+    """
+    table = schema.rollouts
+    query = sa.select(table).order_by(table.c.started_at.desc(), table.c.id.desc()).limit(limit)
+    for name, value in equal.items():
+        query = query.where(table.c[name] == value)
+    for condition, limit_ in ((table.c.started_at.__ge__, since), (table.c.score.__ge__, least), (table.c.score.__le__, most)):
+        if limit_ is not None:
+            query = query.where(condition(limit_))
+    with store.engine.connect() as connection:
+        for row in connection.execution_options(yield_per=500).execute(query).mappings():
+            yield rollout_of(row)
+
+
+def list_runs(store: Store, *, limit: int | None = None) -> list[dict[str, Any]]:
+    """Runs, newest first: id, kind, status, program, model, times."""
+    table = schema.runs
+    with store.engine.connect() as connection:
+        rows = connection.execute(sa.select(table).order_by(table.c.started_at.desc()).limit(limit)).mappings()
+        return [_run(row) for row in rows]
+
+
+def show_run(store: Store, id_prefix: str) -> dict[str, Any]:
+    """One run by the start of its id, with its settings and its rollouts by phase and status.
+
+    Raises:
+        StoreError: no run's id starts so, or several do.
+    """
+    table, rollouts = schema.runs, schema.rollouts
+    with store.engine.connect() as connection:
+        rows = list(connection.execute(sa.select(table).where(table.c.id.startswith(id_prefix, autoescape=True)).limit(2)).mappings())
+        exact = [row for row in rows if row["id"] == id_prefix]
+        if len(exact or rows) != 1:
+            raise StoreError(f"{'no' if not rows else 'more than one'} run's id starts with {id_prefix!r}; see assay runs list")
+        run = _run((exact or rows)[0])
+        columns = (rollouts.c.phase, rollouts.c.status)
+        counted = sa.select(*columns, sa.func.count(), sa.func.avg(rollouts.c.score)).where(rollouts.c.run_id == run["id"]).group_by(*columns)
+        run["rollouts"] = [
+            {"phase": phase, "status": status, "n": count, "mean_score": None if mean is None else float(mean)}
+            for phase, status, count, mean in connection.execute(counted)
+        ]
+    return run
+
+
+def _run(row: Any) -> dict[str, Any]:
+    config = schema_json(row["config"])
+    ended = row["ended_at"]
+    return {
+        "id": row["id"], "kind": row["kind"], "status": row["status"], "program": config.get("program") or config.get("judge"),
+        "model": config.get("model"), "started_at": row["started_at"], "ended_at": ended,
+        "seconds": None if ended is None else ended - row["started_at"], "config": config,
+    }  # fmt: skip
+
+
+def schema_json(text: Any) -> dict[str, Any]:
+    import orjson
+
+    found: dict[str, Any] = orjson.loads(text) if isinstance(text, str | bytes) else dict(text)
+    return found

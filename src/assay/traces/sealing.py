@@ -1,0 +1,252 @@
+"""What a store knows of splits: its salt, the tasks whose split a job has determined, and how often a test split was opened.
+
+A store has one salt, so that a task is in the same split in every command. Rollouts that were recorded without a split (by the gateway,
+an import, `assay.record`) get theirs from the salt and the task's content. Does not load data: `assay.datasets.splits` does.
+"""
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from assay.datasets.splits import split_of
+from assay.datasets.tasks import SPLITS, Task, content_hash
+from assay.errors import ConfigError
+from assay.traces import schema
+from assay.traces.records import subject_digest
+from assay.traces.store import Store, store_url
+
+__all__ = [
+    "DEFAULT_SALT",
+    "SEALED",
+    "SplitFinder",
+    "claim_salt",
+    "know_splits",
+    "know_tasks",
+    "open_test",
+    "openings_line",
+    "resolve_salt",
+    "salt_of",
+    "task_key",
+]
+
+DEFAULT_SALT = "assay"
+SEALED = ("gate", "test")
+HASH = 16  # hex digits of a task's content hash that artifacts and the store keep
+_SECTION = re.compile(r"\[\[ ## (\w+) ## \]\]")
+
+
+def task_key(inputs: Mapping[str, Any]) -> str:
+    """What makes two tasks the same when one is sealed: the text of their inputs, whatever its case, spaces and field names."""
+    text = " ".join(" ".join(str(value) for value in inputs.values()).casefold().split())
+    return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest() if text else ""
+
+
+# -- salt
+
+
+def salt_of(store: Store) -> str | None:
+    """The store's salt; of a store that was made before salts were kept, that of its oldest run. None where there is neither."""
+    with store.engine.connect() as connection:
+        known = connection.execute(sa.select(schema.meta.c.value).where(schema.meta.c.key == "salt")).scalar()
+        if known is not None:
+            return str(known)
+        configs = connection.execute(sa.select(schema.runs.c.config).order_by(schema.runs.c.started_at)).scalars()
+        return next((salt for text in configs if (salt := _salt_in(text))), None)
+
+
+def _salt_in(config: str) -> str | None:
+    try:
+        found = json.loads(config).get("salt")
+    except (ValueError, AttributeError):
+        return None
+    return found if isinstance(found, str) and found else None
+
+
+def resolve_salt(asked: str | None, where: str | Path | None, *, artifact: tuple[str, str] | None = None) -> str:
+    """The salt of a job: as asked for, else the store's, else the artifact's, else the default. Nothing is written.
+
+    Args:
+        artifact: its name and its salt, where the job has one.
+    Raises:
+        ConfigError: the store, the artifact and what was asked for do not agree.
+    """
+    stored = _peeked(where)
+    if artifact is not None:
+        path, own = artifact
+        if asked is not None and asked != own:
+            raise ConfigError(
+                f"salt={asked!r} is not the artifact's {own!r}: tasks that {path} was compiled on would fall into the test split. "
+                "Use the artifact's salt"
+            )
+        if stored is not None and stored != own:
+            raise ConfigError(
+                f"{path} was compiled with the salt {own!r}, and this store has {stored!r}: its sealed tasks would be training tasks here. "
+                "Name another store (--store); a new one takes the artifact's salt"
+            )
+        return own
+    if stored is not None and asked not in (None, stored):
+        _refuse(str(asked), stored)
+    return asked or stored or DEFAULT_SALT
+
+
+def _peeked(where: str | Path | None) -> str | None:
+    """The salt of a store that may not be there yet, and is then not made."""
+    url = store_url(where)
+    if url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).is_file():
+        return None
+    with Store(where) as opened:
+        return salt_of(opened)
+
+
+def claim_salt(store: Store, salt: str) -> None:
+    """Makes this the store's salt; the first one that is claimed is kept.
+
+    Raises:
+        ConfigError: the store has another one.
+    """
+    stored = salt_of(store)
+    if stored is None:
+        store.put_meta("salt", salt)
+        stored = salt_of(store)
+    elif stored == salt:
+        store.put_meta("salt", salt)  # known so far by a run's settings only
+    if stored != salt:
+        _refuse(salt, str(stored))
+
+
+def _refuse(asked: str, stored: str) -> None:
+    raise ConfigError(
+        f"salt={asked!r}: this store has the salt {stored!r}, and a store has one, so that a task is in the same split in every command. "
+        "Leave the salt out, or name another store (--store)"
+    )
+
+
+# -- which split a task is in
+
+
+def know_splits(store: Store, splits: Mapping[str, Iterable[tuple[str, str]]]) -> None:
+    """Keeps the splits of tasks, given as (content hash, `task_key` or ""). A task that was once in gate or test stays there."""
+    rows = {
+        content[:HASH]: {"task": content[:HASH], "text": text, "split": name, **_whose({})}
+        for name in SPLITS  # the sealed ones last: where a task is named twice, they count
+        for content, text in splits.get(name, ())
+    }
+    store.put_splits(list(rows.values()))
+
+
+def know_tasks(store: Store, splits: Mapping[str, Iterable[Task]]) -> None:
+    """`know_splits` for tasks at hand, and whose they are, as far as their metadata tell: a demonstration may show a task that never ran."""
+    rows = {
+        (content := task.content_hash[:HASH]): {"task": content, "text": task_key(task.inputs), "split": name, **_whose(task.metadata)}
+        for name in SPLITS
+        for task in splits.get(name, ())
+    }
+    store.put_splits(list(rows.values()))
+
+
+def _whose(metadata: Mapping[str, Any]) -> dict[str, str | None]:
+    told = {name: None if metadata.get(name) is None else str(metadata[name]) for name in ("tenant", "consent", "data_subject")}
+    subject = told.pop("data_subject")
+    return {**told, "subject": None if subject is None else subject_digest(subject)}
+
+
+class SplitFinder:
+    """The split of any rollout's task, by the store's salt and the task's content.
+
+    What a job has determined counts first, which includes splits that a file names. The stricter counts where the record says
+    otherwise: a task that is sealed in either way is sealed.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.salt = salt_of(store) or DEFAULT_SALT
+        table = schema.known_tasks
+        with store.engine.connect() as connection:
+            rows = connection.execute(sa.select(table.c.task, table.c.text, table.c.split)).all()
+        self._known = {task: split for task, _, split in rows}
+        self.sealed_texts = {text for _, text, split in rows if text and split in SEALED}
+        self._found: dict[str, str] = {}
+
+    def of_hash(self, content: str) -> str:
+        """The split of a content hash; 16 hex digits do for tasks that a job has seen."""
+        known = self._known.get(content[:HASH])
+        return known or (split_of(content, self.salt)[0] if len(content) == 64 else "")
+
+    def of_inputs(self, inputs: Mapping[str, Any], recorded: str = "") -> str:
+        """The split of a task; "" where there are no inputs to tell it by."""
+        recorded = recorded.strip().lower()
+        if recorded in SEALED:
+            return recorded
+        key = content_hash(inputs)
+        if key not in self._found:
+            if len(self._found) > 100_000:
+                self._found.clear()
+            self._found[key] = self._of(inputs)
+        return self._found[key] or recorded
+
+    def _of(self, inputs: Mapping[str, Any]) -> str:
+        forms = [dict(inputs), *_sections(inputs)] if inputs else []
+        found = [self.of_hash(content_hash(form)) for form in forms]
+        if any(task_key(form) in self.sealed_texts for form in forms):
+            found.append("test")
+        return next((name for name in reversed(SPLITS) if name in found), "")
+
+
+def _sections(inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The fields of a prompt that DSPy's chat format wrote, where the inputs are that prompt alone (as the gateway records them)."""
+    found = []
+    for value in inputs.values():
+        if isinstance(value, str) and "[[ ## " in value:
+            parts = _SECTION.split(value.partition("\n\nRespond with")[0])
+            fields = {name: text.strip() for name, text in zip(parts[1::2], parts[2::2], strict=True)}
+            fields.pop("completed", None)
+            found += [fields] if fields else []
+    return found
+
+
+# -- openings of the test split
+
+
+@dataclass(frozen=True, kw_only=True)
+class Openings:
+    """How often test tasks were opened: by this job, and by all jobs of the store on these tasks or data.
+
+    Each of the runs that a job is made of counts, and each of them again after a kill.
+    """
+
+    job: int
+    store: int
+
+    def to_dict(self) -> dict[str, int]:
+        return {"this_job": self.job, "this_store": self.store}
+
+
+def openings_line(openings: Mapping[str, int] | None) -> str:
+    """A sentence for reports."""
+    if not openings:
+        return "The test split was not opened."
+    again = f" ({openings['this_job']} times by this job)" if openings["this_job"] > 1 else ""
+    often = openings["this_store"]
+    return f"The test split of these tasks has been opened {often} time{'s' if often != 1 else ''} in this store{again}."
+
+
+def open_test(store: Store, job: str, *, data: str, tasks: Iterable[str]) -> Openings:
+    """Counts that a job opens test tasks (content hashes) of `data`, before it does.
+
+    Raises:
+        StoreError: it could not be counted; then they stay sealed.
+    """
+    table, hashes = schema.test_openings, sorted(tasks)
+    digest = hashlib.sha256("".join(hashes).encode()).hexdigest()[:HASH]
+    query = sa.select(table.c.job, table.c.times).where(sa.or_(table.c.tasks == digest, table.c.data == data))
+    with store.engine.connect() as connection:
+        before = {row.job: int(row.times) for row in connection.execute(query)}
+    mine = before.get(job, 0) + 1
+    store.put_opening({"job": job, "data": data, "tasks": digest, "n": len(hashes), "times": mine, "at": time.time()})
+    return Openings(job=mine, store=sum(before.values()) + 1)

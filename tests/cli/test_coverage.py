@@ -1,0 +1,111 @@
+"""A criterion that was not decided is a failure of the command, and the report is printed all the same."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from assay.cli.main import group
+from assay.cli.shared import require_coverage
+from assay.errors import AssayError, ConfigError, LowCoverage
+from assay.rubrics import ScoreResult
+from assay.rubrics.coverage import coverage_report
+from assay.traces import Store
+from assay.traces.records import Rollout, Verdict
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    (tmp_path / "checks.py").write_text("def short(task, prediction, rollout):\n    return len(str(prediction.get('answer'))) < 9\n")
+    text = "name: both\ncriteria:\n- {name: short, check: 'checks.py:short'}\n- {name: kind, judge: 'Is it kind?'}\n"
+    (tmp_path / "r.yaml").write_text(text)
+    with Store(tmp_path / "a.db") as store:
+        for n in range(3):
+            store.put_rollout(Rollout(id=f"r{n}", task_id=str(n), inputs={"question": str(n)}, prediction={"answer": "yes"}, status="done"))
+    return tmp_path
+
+
+def run_cli(*args: str) -> tuple[int, str, str]:
+    """A command in this process: the exit code that `main` would give it, standard output, what it says at its end."""
+    done = CliRunner().invoke(group, list(args))
+    if isinstance(done.exception, AssayError):
+        assert not isinstance(done.exception, ConfigError), "that would be wrong usage, and exit code 2"
+        return 1, done.stdout, str(done.exception)
+    return done.exit_code, done.stdout, done.output
+
+
+def test_traces_score_without_a_judge_fails_and_says_who_why_and_how_often(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, err = run_cli("traces", "score", "--rubric", "r.yaml", "--store", str(project / "a.db"), "--json")
+    data = json.loads(out)
+    assert (code, data["scored"], data["unscored"], data["coverage"]) == (1, 3, 0, 0.0)
+    assert "kind was not decided on 3 of 3: no judge model was given to ask 'Is it kind?'" in err
+    code, out, err = run_cli("traces", "score", "--rubric", "r.yaml", "--store", str(project / "a.db"), "--again", "--min-coverage", "0")
+    assert code == 0, err
+
+
+def test_traces_score_with_an_unreachable_judge_fails_naming_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_BASE", "http://127.0.0.1:9/v1")
+    code, out, err = run_cli("traces", "score", "--rubric", "r.yaml", "--store", str(project / "a.db"), "--judge-model", "openai/gone", "--json")
+    assert (code, json.loads(out)["undecided"]["kind"]["n"]) == (1, 3)
+    assert "kind was not decided on 3 of 3: judge 'Is it kind?' (openai/gone)" in " ".join(err.split())
+
+
+def test_judge_score_with_an_unreachable_judge_prints_its_report_and_fails(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "d.jsonl").write_text('{"input": "a", "output": "b"}\n')
+    code, out, err = run_cli(
+        "judge", "score", "Is it kind?", "--data", "d.jsonl", "--model", "openai/gone", "--api-base",
+        "http://127.0.0.1:9/v1", "--store", str(project / "b.db"), "--json",
+    )  # fmt: skip
+    assert (code, json.loads(out)["coverage"], json.loads(out)["mean"]) == (1, 0.0, None)
+    assert "judge 'Is it kind?' was not decided on 1 of 1" in " ".join(err.split())
+
+
+def test_every_command_that_scores_has_the_flag() -> None:
+    for args in (
+        ["compile"], ["evaluate"], ["tune"], ["improve"], ["collect"], ["train", "sft"], ["train", "grpo"], ["traces", "score"],
+        ["judge", "compile"], ["judge", "score"], ["judge", "audit"], ["judge", "drift"],
+    ):  # fmt: skip
+        assert "--min-coverage" in run_cli(*args, "--help")[1], args
+
+
+def result(value: float, failed: str | None = None, **grades: float | None) -> ScoreResult:
+    verdicts: list[Any] = [Verdict(criterion=name, grade=grade, reason="away") for name, grade in grades.items()]
+    return ScoreResult(value=value, verdicts=tuple(verdicts), failed=failed)
+
+
+def test_coverage_is_that_of_the_criterion_decided_least() -> None:
+    found = coverage_report([result(1.0, right=1.0, clear=None), result(1.0, right=1.0, clear=0.5)])
+    assert found == {"coverage": 0.5, "undecided": {"clear": {"n": 1, "of": 2, "reason": "away"}}}
+    # nine checks cannot hide one judge that never answered
+    many: dict[str, Any] = {f"check{n}": 1.0 for n in range(9)}
+    assert coverage_report([result(1.0, judged=None, **many)] * 4)["coverage"] == 0.0
+
+
+def test_an_agents_failure_is_decided_and_a_servers_is_not() -> None:
+    own = result(0.0, "KeyError: 'x'", right=0.0, rambling=None)
+    assert coverage_report([own, own]) == {"coverage": 1.0, "undecided": {}}
+    server = result(math.nan, "LMTransportError: gone", right=None)
+    assert coverage_report([server, own]) == {"coverage": 0.5, "undecided": {}}
+
+
+def test_a_criterion_that_does_not_apply_is_not_missing() -> None:
+    waiting = Verdict(criterion="short", grade=None, applies=False)
+    assert coverage_report([ScoreResult(value=1.0, verdicts=(waiting,))]) == {"coverage": 1.0, "undecided": {}}
+
+
+def test_a_report_at_any_depth_is_held_to_the_required_coverage() -> None:
+    gap = {"kind": {"n": 3, "of": 4, "reason": "judge 'Is it kind?' (m): gone"}}
+    data = {"test": {"baseline": {"coverage": 1.0, "undecided": {}}, "compiled": {"coverage": 0.25, "undecided": gap}, "gain": None}}
+    with click.Context(click.Command("compile"), info_name="compile") as context:
+        with pytest.raises(
+            LowCoverage, match=r"coverage 0\.25 is below the required 0\.9. kind was not decided on 3 of 4: judge 'Is it kind\?' \(m\): gone"
+        ):
+            require_coverage(data)
+        context.meta["min_coverage"] = 0.25
+        require_coverage(data)

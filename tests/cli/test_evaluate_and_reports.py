@@ -1,0 +1,108 @@
+"""`assay evaluate --fail-under`, and the page of a compile."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from assay.cli.evaluate import command
+from assay.cli.main import group
+from assay.compilereport import compile_markdown
+
+
+@pytest.mark.parametrize(("least", "code"), [("0.5", 0), ("0.51", 1)])
+def test_fail_under_decides_the_exit_code(least: str, code: int, tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text("def half(question):\n    return question\n")
+    (tmp_path / "c.py").write_text("def right(task, prediction, rollout):\n    return float(prediction['answer'] == 'a')\n")
+    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n  - name: right\n    check: c.py:right\n")
+    (tmp_path / "d.jsonl").write_text("\n".join(json.dumps({"question": q, "answer": "a", "split": "val"}) for q in "ab"))
+    done = CliRunner().invoke(command, ["p.py:half", "--rubric", "r.yaml", "--data", "d.jsonl", "--model", "openai/none", "--api-base", "http://localhost:9/v1", "--fail-under", least])  # fmt: skip
+    assert done.exit_code == code, done.output
+    assert ("0.500 is below --fail-under 0.51" in done.output) == bool(code)
+
+
+SIDE = {
+    "score": 0.123456789, "n": 12, "criteria": {"right": 1 / 3}, "task_types": {"a": 0.1, "b": None}, "failed": 1, "unscored": 0,
+    "calls_per_task": 2.0, "tokens_per_task": 33.333333,
+}  # fmt: skip
+
+
+def test_the_page_of_a_compile_is_rounded() -> None:
+    gain = {"mean": 0.3333333, "low": -0.1, "high": 0.7, "n": 12}
+    data = {
+        "optimizer": "auto", "winner": "demos 4", "gate": gain, "replaces": False, "stopped": None, "notes": ["something"], "calls": 1234,
+        "search_calls": 56, "cached": 7, "tokens": 89012, "cost_usd": 0.1234567, "test": {"baseline": SIDE, "compiled": {**SIDE, "score": 0.5}, "gain": gain},
+    }  # fmt: skip
+    text = compile_markdown(data, program="/home/me/agents/qa.py:QA", model="openai/x")
+    assert text.startswith("# qa.py:QA\n")
+    assert "| score | 0.123 | 0.500 |" in text
+    assert "| right | 33 % | 33 % |" in text
+    assert "| on b | – | – |" in text
+    assert "+0.333, 95 % [-0.100, +0.700], 12 tasks" in text
+    assert "1,234 LM calls" in text
+    assert "3333" not in text
+
+
+def project(folder: Path) -> list[str]:
+    (folder / "p.py").write_text("def half(question):\n    return question\ndef whole(question):\n    return 'a'\n")
+    (folder / "c.py").write_text("def right(task, prediction, rollout):\n    return float(prediction['answer'] == 'a')\n")
+    (folder / "r.yaml").write_text("name: r\ncriteria:\n  - name: right\n    check: c.py:right\n")
+    (folder / "d.jsonl").write_text("\n".join(json.dumps({"question": q, "answer": "a", "split": "val"}) for q in "abcd"))
+    return ["--rubric", "r.yaml", "--data", "d.jsonl", "--model", "openai/none", "--api-base", "http://localhost:9/v1"]
+
+
+def invoked(*arguments: str) -> str:
+    done = CliRunner().invoke(group, list(arguments))
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_two_programs_are_compared_task_by_task_and_their_runs_and_rollouts_listed(tmp_path: Path) -> None:
+    data = json.loads(invoked("compare", "p.py:half", "p.py:whole", *project(tmp_path), "--json"))
+    assert (data["a"]["score"], data["b"]["score"]) == (0.25, 1.0)
+    assert data["gain"]["mean"] == 0.75
+    assert sorted((task["a"], task["b"]) for task in data["tasks"]) == [(0.0, 1.0)] * 3 + [(1.0, 1.0)]
+    runs = json.loads(invoked("runs", "list", "--json"))["runs"]
+    assert [run["program"] for run in runs] == ["p.py:whole", "p.py:half"]
+    assert len(invoked("runs", "list").splitlines()) == 2
+    shown = json.loads(invoked("runs", "show", runs[1]["id"][:8], "--json"))
+    assert [part["n"] for part in shown["rollouts"] if part["phase"] == "evaluate"] == [4]
+    assert len(invoked("traces", "list", "--phase", "evaluate").splitlines()) == 8
+    for filters, count in (
+        (["--program", "p.py:half", "--max-score", "0.5"], 3),
+        (["--min-score", "0.5", "--status", "done"], 5),
+        (["--since", "1h", "--split", "val"], 8),
+        (["--since", "2999-01-01"], 0),
+        (["--failure", "parse"], 0),
+    ):
+        found = json.loads(invoked("traces", "list", "--phase", "evaluate", *filters, "--json"))["rollouts"]
+        assert len(found) == count, filters
+    assert CliRunner().invoke(group, ["traces", "list", "--since", "yesterday"]).exit_code == 2
+
+
+@pytest.mark.parametrize("source", ["file", "stdin"])
+def test_many_lines_are_run_and_one_that_fails_does_not_end_the_others(source: str, tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text("def inverse(x):\n    return 1 / x\n")
+    text = '{"x": 4}\n\n{"x": 0}\nnot json\n[1]\n{"y": 1}\n{"inputs": {"x": 2}}\n'
+    (tmp_path / "rows.jsonl").write_text(text)
+    arguments = [
+        "run",
+        "p.py:inverse",
+        "--file",
+        "rows.jsonl" if source == "file" else "-",
+        "--model",
+        "openai/none",
+        "--api-base",
+        "http://localhost:9",
+    ]
+    done = CliRunner().invoke(group, arguments, input=text if source == "stdin" else None)
+    assert done.exit_code == 1
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (rows[0], rows[5]) == ({"answer": 0.25}, {"answer": 0.5})
+    assert [row["line"] for row in rows[1:5]] == [3, 4, 5, 6]
+    assert "ZeroDivisionError" in rows[1]["error"]
+    assert "takes the inputs ['x']" in rows[4]["error"]
+    done = CliRunner().invoke(group, [*arguments, "--out", "out.jsonl"], input=text if source == "stdin" else None)
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 6
+    assert CliRunner().invoke(group, ["run", "p.py:inverse"]).exit_code == 2

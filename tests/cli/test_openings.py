@@ -1,0 +1,93 @@
+"""The tables of the command line say how often the test split was opened."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from click.testing import CliRunner
+
+from assay.cli import improve, train
+from assay.cli.main import group
+from assay.testing.serving import served
+
+PROGRAM = """import dspy
+
+
+class Mine(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.answer = dspy.Predict("question -> answer")
+
+    def forward(self, question):
+        return self.answer(question=question)
+"""
+
+
+async def answer(request: web.Request) -> web.Response:
+    body = await request.json()
+    choice = {"index": 0, "message": {"role": "assistant", "content": json.dumps({"answer": "4"})}, "finish_reason": "stop"}
+    usage = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
+    return web.json_response({"id": "x", "object": "chat.completion", "created": 1, "model": body["model"], "choices": [choice], "usage": usage})
+
+
+@pytest.fixture
+def flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    (tmp_path / "mine.py").write_text(PROGRAM)
+    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
+    rows = [json.dumps({"question": f"What is {n}?", "answer": str(n % 5)}) for n in range(50)]
+    (tmp_path / "data.jsonl").write_text("\n".join(rows))
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    with served(app) as url:
+        yield ["--rubric", "r.yaml", "--data", "data.jsonl", "--model", "openai/m", "--api-base", f"{url}/v1", "--adapter", "json"]
+
+
+def invoked(*arguments: str) -> str:
+    done = CliRunner().invoke(group, list(arguments))
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def opened(times: str) -> str:
+    return f"The test split of these tasks has been opened {times} in this store"
+
+
+def test_compile_tune_and_evaluate_say_how_often_the_test_split_was_opened(flags: list[str]) -> None:
+    assert opened("1 time") in invoked("evaluate", "mine.py:Mine", "--split", "test", *flags)
+    assert opened("2 times") in invoked("compile", "mine.py:Mine", "--optimizer", "labeled", *flags)
+    assert opened("3 times") in invoked("tune", "mine.py:Mine", "--trials", "1", *flags)
+    assert "has been opened" not in invoked("evaluate", "mine.py:Mine", "--split", "val", *flags)
+
+
+SIDE = {
+    "score": 0.5,
+    "interval": [0.4, 0.6],
+    "n": 9,
+    "criteria": {},
+    "metrics": {},
+    "task_types": {},
+    "valid_calls": None,
+    "parsed": None,
+    "tokens_per_task": 1.0,
+}
+TEST = {"before": SIDE, "after": SIDE, "gain": {"mean": 0.0, "low": 0.0, "high": 0.0, "n": 9}}
+
+
+def test_improve_says_it(capsys: pytest.CaptureFixture[str]) -> None:
+    report: dict[str, Any] = {
+        "steps": [], "notes": [], "test": None, "test_openings": {"this_job": 2, "this_store": 5}, "model": "m", "artifact": "a",
+    }  # fmt: skip
+    improve._show(report)
+    assert f"{opened('5 times')} (2 times by this job)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_train_says_it_of_each_program(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    data = {"validation": {"one": {"greedy": TEST}, "two": {"greedy": TEST}}, "test_openings": {"one": {"this_job": 1, "this_store": 4}}}
+    train._show_validation(Console(highlight=False, width=200), data)
+    assert capsys.readouterr().out.count("has been opened 4 times") == 1

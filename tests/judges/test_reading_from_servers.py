@@ -1,0 +1,236 @@
+"""What a judge's model really said: refusals, empty outputs, servers without token probabilities, decision models."""
+
+import json
+import math
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import dspy
+import pytest
+
+from assay.errors import ConfigError
+from assay.judges import ListwiseJudge, PairwiseJudge, PointwiseJudge
+from assay.judges.deciding import JudgeDecider, one_of
+from assay.judges.loading import load_judge
+from assay.judges.reading import EMPTY, fenced, scale_masses, shown_as
+from assay.models import get_lm
+from assay.rubrics import Criterion, JudgeSpec, NoGrade, Rubric
+from assay.testing import scripted_lm
+
+GOOD = JudgeSpec(text="Is it good?")
+REFUSAL = {"I": 0.9975, "yes": 0.0014, "no": 0.0001}
+
+Answer = Callable[[dict[str, Any]], tuple[int, dict[str, Any]]]
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Answer], tuple[str, list[dict[str, Any]]]]]:
+    """Starts an OpenAI-compatible server: request -> (status, body). Gives its address and the requests it has had."""
+    servers: list[ThreadingHTTPServer] = []
+
+    def start(answer: Answer) -> tuple[str, list[dict[str, Any]]]:
+        seen: list[dict[str, Any]] = []
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                seen.append(body)
+                status, found = answer(body)
+                data = json.dumps(found).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{servers[-1].server_port}/v1", seen
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def completion(text: str, top: dict[str, float] | None = None) -> dict[str, Any]:
+    alternatives = [{"token": token, "logprob": math.log(p), "bytes": None} for token, p in (top or {}).items()]
+    logprobs = {"content": [{"token": text, "logprob": 0.0, "bytes": None, "top_logprobs": alternatives}]} if top else None
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop", "logprobs": logprobs}
+    return {
+        "id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice],
+        "usage": {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6},
+    }  # fmt: skip
+
+
+def judged(judge: PointwiseJudge, script: Any, *, logprobs: bool = True, **given: Any) -> dspy.Prediction:
+    with dspy.context(lm=scripted_lm(script, logprobs=logprobs)):
+        return judge(**{"task_input": "q", "output": "x", **given})
+
+
+def test_a_refusal_is_no_verdict_however_sure_the_rest_looks() -> None:
+    with pytest.raises(NoGrade, match=r"0\.15% on \['no', 'yes'\] and 99\.75% on 'I'"):
+        judged(PointwiseJudge(GOOD), lambda request: REFUSAL)
+    assert judged(PointwiseJudge(GOOD, min_mass=0.0), lambda request: REFUSAL).verdict == "yes", "who asks for it gets it"
+    rubric = Rubric("r", [Criterion(name="good", judge=GOOD)])
+    scored = rubric.with_resolver(lambda c: JudgeDecider(PointwiseJudge(GOOD), scripted_lm(lambda request: REFUSAL, logprobs=True)))
+    assert math.isnan(scored.score({"question": "q"}, {"answer": "x"}).value)
+
+
+def test_mass_is_compared_with_the_most_probable_other_token_and_not_with_1() -> None:
+    # a small model spreads its probability: 0.07 on the scale against 0.30 on the next word is a reading
+    found = judged(PointwiseJudge(GOOD), lambda request: {"The": 0.3, "yes": 0.05, "no": 0.02})
+    assert found.verdict == "yes"
+    assert scale_masses([found.raw]) == [pytest.approx(0.07)]
+
+
+def test_the_first_letter_of_a_refusal_is_no_word_of_the_scale() -> None:
+    spec = JudgeSpec(text="Is it right?", scale=("incorrect", "correct"))
+    with pytest.raises(NoGrade, match=r"99\.00% on 'I'"):
+        judged(PointwiseJudge(spec), lambda request: {"I": 0.99, "correct": 0.001})
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.5, True, "much"])
+def test_min_mass_out_of_range_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigError, match="min_mass"):
+        PointwiseJudge(GOOD, min_mass=value)
+
+
+def test_min_mass_is_part_of_a_judges_file_and_artifact(tmp_path: Any) -> None:
+    (tmp_path / "j.yaml").write_text("text: Is it good?\nmin_mass: 0.5\n")
+    judge = load_judge(tmp_path / "j.yaml")
+    assert isinstance(judge, PointwiseJudge)
+    assert PointwiseJudge(**judge.config).min_mass == 0.5
+    assert "min_mass" not in PointwiseJudge(GOOD).config, "judges that leave the default keep their version"
+    assert PairwiseJudge(min_mass=0.2).min_mass == 0.2
+
+
+def remembering(asked: list[str], answer: Any) -> Callable[[Any], Any]:
+    def script(request: Any) -> Any:
+        asked.append(str(request.messages[-1].text))
+        return answer
+
+    return script
+
+
+def asked_texts(judge: PointwiseJudge, **given: Any) -> list[str]:
+    asked: list[str] = []
+    judged(judge, remembering(asked, {"yes": 0.9, "no": 0.1}), **given)
+    return asked
+
+
+def test_an_empty_output_is_shown_as_empty_and_what_is_not_there_is_not_shown() -> None:
+    assert asked_texts(PointwiseJudge(GOOD), output="") == ['task_input: "q"\noutput: (empty)']
+    assert asked_texts(PointwiseJudge(GOOD), output="  \n") == ['task_input: "q"\noutput: (empty)']
+    assert asked_texts(PointwiseJudge(GOOD), output="(empty)") == ['task_input: "q"\noutput: "(empty)"'], "who writes so is quoted"
+    assert asked_texts(PointwiseJudge(GOOD), task_input=None) == ['output: "x"']
+    assert (shown_as(None), shown_as(""), fenced(""), fenced(EMPTY)) == (None, EMPTY, EMPTY, EMPTY)
+    assert one_of({"answer": "", "why": None}) == ""
+
+
+def test_a_rubric_shows_its_judge_an_empty_answer_as_empty() -> None:
+    asked: list[str] = []
+    lm = scripted_lm(remembering(asked, {"yes": 0.1, "no": 0.9}), logprobs=True)
+    rubric = Rubric("r", [Criterion(name="good", judge=GOOD)]).with_resolver(lambda c: JudgeDecider(PointwiseJudge(GOOD), lm))
+    result = rubric.score({"question": "q", "answer": ""}, {"answer": ""})
+    assert result.value == pytest.approx(0.1)
+    assert asked[0].endswith("output: (empty)")
+
+
+def test_auto_reads_the_written_verdict_from_the_first_answer_without_probabilities_on() -> None:
+    lm = scripted_lm(lambda request: '{"verdict": "yes"}', logprobs=True)
+    judge = PointwiseJudge(GOOD)
+    with dspy.context(lm=lm):
+        found = [judge(task_input="q", output=str(n)).verdict for n in range(13)]
+    assert found == ["yes"] * 13
+    assert lm.scripted.calls == 14, "one answer without probabilities was enough"
+    with pytest.raises(NoGrade, match="without token probabilities"):
+        judged(PointwiseJudge(GOOD, reading="probabilities"), lambda request: "yes")
+
+
+def test_a_bare_word_is_a_written_verdict() -> None:
+    assert judged(PointwiseJudge(GOOD), lambda request: "Yes.", logprobs=False).verdict == "yes"
+    with pytest.raises(NoGrade):
+        judged(PointwiseJudge(GOOD), lambda request: "Yes and no.", logprobs=False)
+
+
+def test_a_judge_of_lists_falls_back_likewise() -> None:
+    written = '{"grades": [{"id": "A", "grade": "yes"}, {"id": "B", "grade": "no"}]}'
+    with dspy.context(lm=scripted_lm(lambda request: written, logprobs=True)):
+        assert set(ListwiseJudge(GOOD, orders=2)(task_input="q", outputs={"x": "1", "y": "2"}).grades) == {"x", "y"}
+
+
+def test_a_server_with_logprobs_is_read_from_its_probabilities(serve: Any) -> None:
+    address, seen = serve(lambda body: (200, completion("yes", {"yes": 0.6, "Yes": 0.2, "no": 0.1, "maybe": 0.1})))
+    with dspy.context(lm=get_lm("openai/some-judge", api_base=address, api_key="none")):
+        found = PointwiseJudge(GOOD)(task_input="q", output="x")
+    assert (found.verdict, found.confidence) == ("yes", pytest.approx(0.8 / 0.9, abs=1e-3))
+    assert (seen[0]["logprobs"], seen[0]["top_logprobs"]) == (True, 20)
+
+
+def test_a_server_without_logprobs_is_read_from_what_it_writes(serve: Any) -> None:
+    address, seen = serve(lambda body: (200, completion('{"verdict": "no"}')))
+    with dspy.context(lm=get_lm("openai/some-judge", api_base=address, api_key="none")):
+        judge = PointwiseJudge(GOOD)
+        assert [judge(task_input="q", output=str(n)).verdict for n in range(3)] == ["no"] * 3
+    assert len(seen) == 4
+
+
+def test_a_server_that_refuses_to_be_asked_for_logprobs_is_read_from_what_it_writes(serve: Any) -> None:
+    def answer(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        if body.get("logprobs"):
+            return 400, {"error": {"message": "logprobs are not supported with this model", "type": "invalid_request_error"}}
+        return 200, completion('{"verdict": "no"}')
+
+    address, seen = serve(answer)
+    with dspy.context(lm=get_lm("openai/some-judge", api_base=address, api_key="none")):
+        judge = PointwiseJudge(GOOD)
+        assert [judge(task_input="q", output=str(n)).verdict for n in range(3)] == ["no"] * 3
+    assert len(seen) == 4
+
+
+class DecisionClient:
+    """A client of a decision server, as DSPy knows them."""
+
+    supports_decision_requests = True
+
+    def __init__(self, **probabilities: float) -> None:
+        self.probabilities, self.asked = probabilities, list[Any]()
+
+    def __call__(self, state: Any, questions: Any) -> Any:
+        self.asked.append((state, questions))
+        best = max(self.probabilities, key=lambda label: self.probabilities[label])
+        return {"verdict": {"choice": best, "probabilities": self.probabilities, "confidence": 0.75}}
+
+
+def test_a_judge_is_read_from_a_decision_models_probabilities() -> None:
+    client = DecisionClient(no=0.25, yes=0.75)
+    with dspy.context(lm=client):
+        found = PointwiseJudge(GOOD)(task_input="q", output="x")
+        pair = PairwiseJudge(JudgeSpec(text="Which?", scale=("no", "tie", "yes")))
+        with pytest.raises(NoGrade, match=r"no probability for \['tie'\]"):
+            pair(task_input="q", output_a="x", output_b="y")
+    assert (found.verdict, found.value) == ("yes", 0.75)
+    state, questions = client.asked[0]
+    assert state["inputs"] == {"task_input": '"q"', "output": '"x"'}
+    assert questions["verdict"]["criteria"] == {"no": None, "yes": None}
+
+
+def test_dspys_own_predictor_sends_the_same_question_to_a_decision_model() -> None:
+    ours, theirs = DecisionClient(no=0.25, yes=0.75), DecisionClient(no=0.25, yes=0.75)
+    from dspy.adapters.types.decision import Choice
+
+    with dspy.context(lm=ours):
+        PointwiseJudge(GOOD)(task_input="q", output="x")
+    fields = {"task_input": (str, dspy.InputField()), "output": (str, dspy.InputField())}
+    verdict = (Choice[("no", ""), ("yes", "")], dspy.OutputField(desc="Is it good?"))
+    with dspy.context(lm=theirs):
+        dspy.Predict(dspy.Signature({**fields, "verdict": verdict}, "Is it good?"))(task_input="q", output="x")
+    assert ours.asked[0][1]["verdict"].keys() == theirs.asked[0][1]["verdict"].keys()
+    assert ours.asked[0][0].keys() == theirs.asked[0][0].keys()
+    assert ours.asked[0][1]["verdict"]["criteria"] == theirs.asked[0][1]["verdict"]["criteria"]

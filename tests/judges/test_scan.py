@@ -1,0 +1,133 @@
+"""Planted biases that no attack tries are found in what the judge says beyond its raters."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from assay.judges.agreement import Answers, agreement, ceiling, objective_of
+from assay.judges.card import reliability_card
+from assay.judges.labels import Item, Rating
+from assay.judges.scan import explained_by, features_of
+from assay.rubrics import JudgeSpec
+
+WORDS = [
+    "the",
+    "a",
+    "of",
+    "answer",
+    "is",
+    "city",
+    "river",
+    "number",
+    "because",
+    "so",
+    "then",
+    "total",
+    "sum",
+    "model",
+    "clear",
+    "short",
+    "long",
+    "idea",
+    "plan",
+    "result",
+    "value",
+    "point",
+    "table",
+    "chair",
+]
+
+
+def drawn(seed: int, *, acme: float = 0.0, exclaimed: float = 0.0, n: int = 120) -> tuple[list[str], list[float], list[float]]:
+    """Outputs, gaps and raters' places of a judge with noise of 0.15. Good outputs say so in words, as they do."""
+    rng = np.random.default_rng(seed)
+    outputs, gaps, people = [], [], []
+    for _ in range(n):
+        quality = rng.random()
+        words = [*rng.choice(WORDS, size=rng.integers(8, 30)), *(["good"] if quality > 0.6 else []), *(["poor"] if quality < 0.4 else [])]
+        brand, loud = rng.random() < 0.3, rng.random() < 0.3
+        if brand:
+            words.insert(int(rng.integers(0, len(words))), "acme")
+        judge = np.clip(0.2 + 0.6 * quality + rng.normal(0, 0.15) + acme * brand + exclaimed * loud, 0, 1)
+        outputs.append(" ".join(words) + ("!!!" if loud else "."))
+        people.append(round(4 * quality) / 4)
+        gaps.append(float(judge) - people[-1])
+    return outputs, gaps, people
+
+
+def test_a_planted_word_and_a_planted_mark_are_found_with_effect_and_interval() -> None:
+    found = {row["feature"]: row for row in explained_by(*drawn(0, acme=0.3, exclaimed=0.25)) or []}
+    planted = {"the word 'acme'": 0.3, "an exclamation mark": 0.25}
+    assert found.keys() == planted.keys()
+    # the scale ends at 1, so that not all of what is planted can show
+    assert all(0.6 * effect < row["low"] + 0.05 and effect < row["high"] + 0.05 for row, effect in ((found[n], planted[n]) for n in planted))
+    assert all(row["p"] < 0.01 for row in found.values())
+
+
+def test_a_sound_judge_with_noise_is_seldom_accused() -> None:
+    # corrected to 5 % over all features: of 24 sound judges 1.2 are expected, and five would come once in 140 times
+    assert sum(bool(explained_by(*drawn(seed))) for seed in range(24)) <= 4
+
+
+def test_words_of_good_outputs_are_no_bias_of_a_judge_that_is_drawn_to_the_middle() -> None:
+    outputs, _, people = drawn(1)
+    shrunken = [0.5 + 0.4 * (place - 0.5) - place for place in people]  # far below raters on what they like best
+    noise = np.random.default_rng(0).normal(0, 0.05, len(people))
+    assert explained_by(outputs, [gap + e for gap, e in zip(shrunken, noise, strict=True)], people) == []
+
+
+def test_few_verdicts_or_no_difference_claim_nothing() -> None:
+    outputs, gaps, people = drawn(0, n=39)
+    assert explained_by(outputs, gaps, people) is None
+    outputs, gaps, people = drawn(0, n=60)
+    assert explained_by(outputs, [0.1] * 60, people) is None
+    assert explained_by(["x"] * 60, gaps, people) == []
+
+
+def test_words_that_stand_together_are_named_once() -> None:
+    outputs, gaps, people = drawn(2, acme=0.4)
+    found = explained_by([text.replace("acme", "acme corp") for text in outputs], gaps, people) or []
+    assert [row["feature"] for row in found] == ["the words 'acme', 'corp'"]
+
+
+def test_features_of_a_pair_are_those_of_the_second_minus_the_first() -> None:
+    names, matrix = features_of([("hello acme", "hello")] * 4 + [("hello", "hello acme")] * 4)
+    assert matrix[:, names.index("the word 'acme'")].tolist() == [-1.0] * 4 + [1.0] * 4
+
+
+class TestOnCards:
+    """A judge that was not used to build the scan: it answers from a key, and one thing wins."""
+
+    @staticmethod
+    def card(wins: str, *, pairs: bool = False) -> dict[str, Any]:
+        rng = np.random.default_rng(5)
+        spec = JudgeSpec(text="Which?", scale=("a", "tie", "b")) if pairs else JudgeSpec(text="Right?", scale=("no", "partly", "yes"))
+        items, verdicts = [], []
+        for n in range(90):
+            right = bool(rng.random() < 0.5)
+            texts = [f"{'Right' if r else 'Wrong'}, says {rng.choice(WORDS)} {rng.choice(WORDS)} {n}" for r in (right, not right)]
+            texts = [f"{text} {wins}" if rng.random() < 0.35 else text for text in texts]
+            if pairs:
+                shown: dict[str, Any] = {"output_a": texts[0], "output_b": texts[1]}
+                said = "a" if right else "b"
+                verdict = said if (wins in texts[0]) == (wins in texts[1]) else "a" if wins in texts[0] else "b"
+            else:
+                shown, said = {"output": texts[0]}, "yes" if right else "no"
+                verdict = "yes" if wins in texts[0] else said
+            items.append(Item(id=str(n), shown=shown, ratings=tuple(Rating(rater=f"r{r}", label=said) for r in range(2))))
+            verdicts.append(verdict)
+        places = [spec.steps[spec.scale.index(verdict)] for verdict in verdicts]
+        answers = Answers(verdicts, places, [None] * 90, [None] * 90)
+        return reliability_card(
+            answers, items, spec, found=agreement(answers, items, spec, intervals=False), people=ceiling(items, spec), objective=objective_of(spec)
+        )
+
+    @pytest.mark.parametrize(("wins", "feature"), [("by Globex", "globex"), ("!!!", "an exclamation mark"), ("**sure**", "bold text")])
+    @pytest.mark.parametrize("pairs", [False, True])
+    def test_what_wins_is_named_in_an_alarm(self, wins: str, feature: str, pairs: bool) -> None:
+        card = self.card(wins, pairs=pairs)
+        first = (card["explained_by"] or [{"feature": ""}])[0]
+        assert feature in first["feature"] or "sure" in first["feature"], card["explained_by"]
+        assert first["effect"] > 0.2
+        assert any(alarm.startswith("overrates outputs with") for alarm in card["alarms"])

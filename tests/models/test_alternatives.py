@@ -1,0 +1,163 @@
+"""Alternatives of tokens: which are kept, and that nothing grows with the number of calls."""
+
+import gc
+import json
+import math
+import sqlite3
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+from dspy import lm15
+from dspy._vendor.lm15.types import TokenLogprob, TopLogprob
+
+from assay.datasets import Task
+from assay.models import Call, Meter, ResponseCache
+from assay.models.alternatives import pruned_reply, value_tokens
+from assay.models.lm import with_recording
+from assay.models.scope import alternatives_of
+from assay.optimizers import Session, Student, evaluate
+from assay.rubrics import Criterion, Rubric
+from assay.testing import ScriptedEngine
+from assay.traces import Recorder, Store
+
+WRITTEN = ["{", '"thought"', ": ", '"so"', ", ", '"action"', ': "', "search", "_", "db", '"', "}"]
+
+
+class Spelled(ScriptedEngine):
+    """Answers token by token, each with the alternatives that it is given."""
+
+    def __init__(self, tokens: list[str], alternatives: dict[str, float]) -> None:
+        super().__init__(lambda _: "".join(tokens), logprobs=True)
+        top = tuple(TopLogprob(token=word, logprob=math.log(p)) for word, p in alternatives.items())
+        self.spelled = tuple(TokenLogprob(token=token, logprob=-0.1, top=top) for token in tokens)
+        self.asked: list[Any] = []
+
+    def complete(self, request: Any) -> Any:
+        self.asked.append(request)
+        plain = super().complete(request)
+        return lm15.Response(
+            id=None, model=plain.model, message=plain.message, finish_reason="stop", usage=plain.usage, logprobs=self.spelled
+        )  # fmt: skip
+
+
+def spelled_lm(engine: Any, **recording: Any) -> Any:
+    return with_recording(dspy.LM("scripted/model", engine=engine, cache=False, num_retries=0), **recording)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "value"),
+    [
+        (WRITTEN, ["search", "_", "db", '"']),
+        (["thought", ": so\n", "action", ":", " search", "_db", "\n", "more"], [" search", "_db", "\n"]),
+        (["[[ ## action ## ]]", "\n", "search", "_db", "\n\n", "[[ ## completed ## ]]"], ["search", "_db", "\n\n"]),
+        (['{"action": "a', 'nswer"}'], ['{"action": "a', 'nswer"}']),
+        (["no", " field"], []),
+    ],
+)
+def test_a_fields_value_is_found_among_the_tokens(tokens: list[str], value: list[str]) -> None:
+    assert [tokens[index] for index in value_tokens(tokens, "action")] == value
+
+
+def test_alternatives_are_kept_where_they_are_read_and_above_the_least() -> None:
+    engine = Spelled(WRITTEN, {"a": 0.5, "b": 0.3, "c": 5e-5})
+    lm = spelled_lm(engine)
+    with alternatives_of("action"):
+        [answer] = lm("hello", logprobs=True, top_logprobs=20)
+    kept = {token["token"]: len(token["top_logprobs"]) for token in answer["logprobs"]["content"] if token["top_logprobs"]}
+    assert kept == {"search": 2, "_": 2, "db": 2, '"': 2}
+    [answer] = lm("hello", logprobs=True, top_logprobs=20)
+    assert {len(token["top_logprobs"]) for token in answer["logprobs"]["content"]} == {2}  # nobody said where they are read
+
+
+def test_a_raw_reply_keeps_no_alternatives_that_were_not_asked_for() -> None:
+    def reply() -> dict[str, Any]:
+        content = [{"token": token, "id": 1, "logprob": -0.1, "top_logprobs": [{"token": "a", "logprob": -0.1}]} for token in WRITTEN]
+        return {"choices": [{"logprobs": {"content": content}}]}
+
+    def counts(asked: bool, field: str | None) -> list[int]:
+        pruned_reply(given := reply(), asked=asked, field=field)
+        return [len(token["top_logprobs"]) for token in given["choices"][0]["logprobs"]["content"]]
+
+    assert counts(False, None) == [0] * 12
+    assert counts(True, None) == [1] * 12
+    assert counts(True, "action") == [0] * 7 + [1] * 4 + [0]
+    pruned_reply({"choices": [{"message": {}}, None]}, asked=True, field="action")
+
+
+def test_the_cache_tells_answers_with_other_alternatives_apart() -> None:
+    seen: list[Call] = []
+    lm = spelled_lm(Spelled(WRITTEN, {"a": 0.5}), cache=ResponseCache(), observers=[seen.append])
+    for scope in (nullcontext(), alternatives_of("action"), alternatives_of("action"), nullcontext()):
+        with scope:
+            lm("hello", logprobs=True, top_logprobs=20)
+    assert [call.cached for call in seen] == [False, False, True, True]
+
+
+def test_the_cache_is_compressed_and_keyed_by_rowid(tmp_path: Path) -> None:
+    cache = ResponseCache(tmp_path / "c.db")
+    keys = [ResponseCache.key({"n": number}, weights="", adapters=(), sample=None) for number in range(50)]
+    for key in keys:
+        cache.put(key, {"response": {"text": "the same words " * 100}, "lone": "\ud800"})
+    assert all(cache.get(key) == {"response": {"text": "the same words " * 100}, "lone": "\ud800"} for key in keys)
+    assert cache._db.execute("SELECT max(length(answer)) FROM answers").fetchone()[0] < 150  # of 1,550 characters
+    plan = cache._db.execute("EXPLAIN QUERY PLAN SELECT answer FROM answers WHERE id = 1 AND key = 'a'").fetchall()
+    assert "USING INTEGER PRIMARY KEY (rowid=?)" in plan[0][3]
+
+
+def test_a_cache_file_from_before_compression_is_still_read(tmp_path: Path) -> None:
+    key = ResponseCache.key({"n": 1}, weights="", adapters=(), sample=None)
+    with sqlite3.connect(tmp_path / "c.db") as db:
+        db.execute("CREATE TABLE responses (key TEXT PRIMARY KEY, response TEXT NOT NULL) WITHOUT ROWID")
+        db.execute("INSERT INTO responses VALUES (?, ?)", (key, json.dumps({"response": {}, "token_ids": [1]})))
+        db.execute("INSERT INTO responses VALUES ('broken', '{')")
+    cache = ResponseCache(tmp_path / "c.db")
+    assert cache.get(key) == {"response": {}, "token_ids": [1]}
+    assert cache._db.execute("SELECT count(*) FROM answers").fetchone() == (1,)  # taken over
+    assert cache.get(ResponseCache.key({"n": 2}, weights="", adapters=(), sample=None)) is None
+
+
+class Asks(dspy.Module):  # type: ignore[misc]
+    """Asks for alternatives without DSPy's adapter in between, which takes most of a scripted call's time."""
+
+    def forward(self, question: str) -> Any:
+        [found] = dspy.settings.lm(question, logprobs=True, top_logprobs=20)
+        prediction = dspy.Prediction(answer=found["text"], logprobs=found["logprobs"])
+        dspy.settings.trace.append((self, {"question": question}, prediction))  # as DSPy's predictors do
+        return prediction
+
+
+def resident_mb() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's resident size")
+def test_memory_grows_by_at_most_100_mb_in_5000_calls(tmp_path: Path) -> None:
+    """Measured over a fifth of them."""
+    text = ["[[ ## answer ## ]]\n", "four", *"12345678", "\n\n[[ ## completed ## ]]"]
+    with Store(tmp_path / "s.db") as store:
+        recorder, meter = Recorder(store), Meter()
+        cache = ResponseCache(tmp_path / "c.db")
+        lm = spelled_lm(Spelled(text, {str(at): 0.05 for at in range(20)}), meter=meter, cache=cache, observers=[recorder.observe])
+        rubric = Rubric("r", [Criterion(name="ok", check=lambda *_: True)])
+        session = Session(lm, rubric, recorder, meter, "asks", threads=1)
+        student = Student(Asks(), session)
+        long = "word " * 100
+
+        def round_of(start: int, count: int) -> None:
+            tasks = [Task(id=str(at), inputs={"question": f"{long}{at}"}) for at in range(start, start + count)]
+            with session.context():
+                evaluate(student, tasks, session)
+            session.tasks.clear()
+            store.flush()
+            gc.collect()
+
+        for start in (0, 250, 500, 750):  # buffers and caches fill
+            round_of(start, 250)
+        before = resident_mb()
+        for start in (1000, 1250, 1500, 1750):
+            round_of(start, 250)
+        assert meter.usage.calls == 2000
+        assert resident_mb() - before <= 100 / 5

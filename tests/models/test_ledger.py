@@ -1,0 +1,145 @@
+"""The ledger: calls of a run are counted before they are sent, and a kill loses none of them."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.errors import BudgetExceeded
+from assay.models import Caps, Meter, ResponseCache, get_lm, with_recording
+from assay.models.ledger import Ledger
+from assay.models.lm import bill_answered
+from assay.models.meter import spent_before
+from assay.testing import scripted_lm
+
+KEY, OTHER = "ab" * 32, "cd" * 32
+
+
+def meter(path: Path, owner: str = "r1", **caps: Any) -> Meter:
+    """As a process has it that opens the run."""
+    ledger = Ledger(path, owner=lambda: owner)
+    return Meter(Caps(**caps), spent_before(ledger), ledger=ledger)
+
+
+def answered(by: Meter, key: str, cost: float = 0.5) -> None:
+    by.settle(by.reserve(key), prompt_tokens=10, completion_tokens=2, cost_usd=cost, failed=False)
+
+
+def test_a_call_is_counted_before_it_is_made(tmp_path: Path) -> None:
+    first = meter(tmp_path / "calls.db", calls=1)
+    first.reserve(KEY)
+    assert first.usage.calls == 1
+    with pytest.raises(BudgetExceeded):
+        first.reserve(OTHER)
+    assert meter(tmp_path / "calls.db").usage.calls == 1  # the process was killed: nobody settled it
+
+
+def test_a_call_sent_again_after_a_kill_is_repeated_and_paid_for(tmp_path: Path) -> None:
+    path = tmp_path / "calls.db"
+    meter(path).reserve(KEY)  # killed
+    meter(path).reserve(KEY)  # killed again
+    third = meter(path, calls=1)  # its cap does not refuse what is counted already
+    answered(third, KEY)
+    for found in (third.usage, meter(path).usage):
+        assert (found.calls, found.repeated, found.cost_usd, found.tokens) == (1, 2, 1.5, 12)
+
+
+def test_failed_calls_that_a_replay_makes_again_are_not_counted_again(tmp_path: Path) -> None:
+    path = tmp_path / "calls.db"
+    for _ in range(2):
+        by = meter(path)
+        for _ in range(3):
+            by.settle(by.reserve(KEY), prompt_tokens=None, completion_tokens=None, cost_usd=None, failed=True)
+        assert (by.usage.calls, by.usage.errors) == (3, 3)
+    assert by.usage.repeated == 3
+
+
+def test_an_answer_from_the_cache_is_a_replay_only_in_the_rollout_that_paid_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "calls.db"
+    answered(meter(path), KEY)
+    other = meter(path, owner="r2")
+    assert other.replayed(KEY) is None
+    assert other.usage.cached == 1
+    again = meter(path)
+    assert again.replayed(KEY) is not None
+    assert again.replayed(KEY) is None  # a second time it is an answer from the cache
+    assert (again.usage.calls, again.usage.cached, again.usage.cost_usd) == (1, 2, 0.5)
+    once_more = meter(path, owner="r2")
+    assert once_more.replayed(KEY) is None
+    assert once_more.usage.cached == 2  # counted before
+
+
+def test_what_is_in_the_cache_and_was_never_settled_is_billed_at_resume(tmp_path: Path) -> None:
+    path, cache = tmp_path / "calls.db", ResponseCache(tmp_path / "responses.db")
+    first = meter(path)
+    with_recording(scripted_lm(lambda request: "yes"), cache=cache, meter=first)("hello")
+    whole = first.usage
+    assert first.ledger is not None
+    first.ledger._db.execute("UPDATE calls SET settled = 0, prompt_tokens = 0, completion_tokens = 0, cost_usd = 0")  # killed before it was
+    ledger = Ledger(path)
+    assert bill_answered(ledger, cache) == 1
+    assert sum(u.tokens for u in spent_before(ledger).values()) == whole.tokens > 0
+    assert bill_answered(ledger, cache) == 0
+
+
+def test_what_is_asked_twice_at_once_is_made_once() -> None:
+    asked, begun = [], threading.Barrier(2)
+
+    def slow(request: Any) -> str:
+        asked.append(1)
+        time.sleep(0.2)
+        return "yes"
+
+    by = Meter()
+    lm = with_recording(scripted_lm(slow), cache=ResponseCache(), meter=by)
+
+    def ask() -> None:
+        begun.wait()
+        lm("hello")
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(asked), by.usage.calls, by.usage.cached) == (1, 1, 1)
+
+
+def test_a_killed_process_loses_no_row(tmp_path: Path) -> None:
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom assay.models.ledger import Ledger\nledger = Ledger(Path('calls.db'))\n"
+        "for at in range(10**6):\n    ledger.send(f'{at:064x}', 'search')\n    print(at, flush=True)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for _ in range(200):
+        process.stdout.readline()
+    os.kill(process.pid, signal.SIGKILL)
+    said = 200 + len(process.stdout.read().splitlines())
+    process.wait()
+    assert meter(tmp_path / "calls.db").usage.calls in (said, said + 1)
+
+
+def test_a_call_costs_the_ledger_little(tmp_path: Path) -> None:
+    by, clock = meter(tmp_path / "calls.db"), time.process_time()
+    for at in range(500):
+        answered(by, f"{at:064x}")
+    assert (time.process_time() - clock) / 500 < 1e-3  # measured: 0.1 ms
+
+
+@pytest.mark.parametrize("spoilt", [b"", b"no database at all" * 100])
+def test_a_spoilt_ledger_stops_no_run(tmp_path: Path, spoilt: bytes) -> None:
+    (tmp_path / "calls.db").write_bytes(spoilt)
+    by = meter(tmp_path / "calls.db")
+    answered(by, KEY)
+    assert by.usage.calls == 1
+
+
+def test_a_model_without_a_run_needs_no_ledger() -> None:
+    assert get_lm("openai/x", cache=ResponseCache()).recording.meter.ledger is None

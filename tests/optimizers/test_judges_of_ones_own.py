@@ -1,0 +1,146 @@
+"""Judges from somebody's file: compiled, loaded elsewhere, put to work and audited."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import assay.judging as judging
+from assay.jobs import load_judge
+from assay.testing import scripted_lm
+from assay.verdicts import audit_judge, score_rows
+
+CODE = '''
+from assay.judges import Judge, PointwiseJudge
+
+from wording import QUESTION
+
+
+class Plain(PointwiseJudge):
+    """Says its question itself and takes nothing."""
+
+    def __init__(self):
+        super().__init__({"text": QUESTION, "scale": ("no", "yes")}, shows=("output",))
+
+
+class Keen(PointwiseJudge):
+    """Takes what every judge takes, but for its question."""
+
+    def __init__(self, **options):
+        super().__init__(QUESTION, **{"shows": ("output",), **options})
+
+
+class Lexical(Judge):
+    """Asks no model."""
+
+    def __init__(self, word="good"):
+        super().__init__(QUESTION, shows=("output",))
+        self.word = word
+
+    @property
+    def config(self):
+        return {**super().config, "word": self.word}
+
+    def read(self, given):
+        p = 0.9 if self.word in str(given["output"]) else 0.2
+        return {"no": 1 - p, "yes": p}, None
+
+
+class Forgetful(Lexical):
+    """Its config leaves out what it is made of."""
+
+    def __init__(self, word):
+        super().__init__(word)
+
+    @property
+    def config(self):
+        return Judge.config.fget(self)
+
+
+made = Keen()
+'''
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "wording.py").write_text('QUESTION = "Is it good?"\n')
+    (tmp_path / "mine.py").write_text(CODE)
+    rows = [
+        {"item_id": str(n), "output": f"{'good' if n % 2 else 'poor'} text {n}", "rater": "r", "label": "yes" if n % 2 else "no", "split": split}
+        for n, split in enumerate(["train", "val", "gate", "test"] * 12)
+    ]
+    for at, row in enumerate(rows):
+        good = (at // 4) % 2
+        row |= {"output": f"{'good' if good else 'poor'} text {at}", "label": "yes" if good else "no"}
+    (tmp_path / "labels.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return tmp_path
+
+
+def script(request: Any) -> Any:
+    p = 0.8 if "good text" in str(request.messages[-1].text) else 0.3
+    return {"yes": p, "no": 1 - p}
+
+
+def options(project: Path) -> dict[str, Any]:
+    return {"lm": scripted_lm(script, logprobs=True), "store": project / "a.db"}
+
+
+@pytest.mark.parametrize("name", ["Plain", "Keen", "made", "Lexical"])
+def test_a_judge_of_a_file_is_compiled_loaded_scored_and_audited(project: Path, name: str) -> None:
+    report = judging.compile_judge(f"{project}/mine.py:{name}", labels=str(project / "labels.jsonl"), out=project / "artifact", **options(project))
+    assert not any("only be loaded" in note for note in report.notes)
+    manifest = json.loads((report.artifact / "manifest.json").read_text())
+    assert "assay_source_" not in json.dumps(manifest["program"])
+    if name == "Lexical":
+        assert report.card["mass"] is None
+    else:
+        assert report.card["mass"] == {"mean": pytest.approx(1.0), "lowest": pytest.approx(1.0)}
+    elsewhere = project / "elsewhere" / "judge"
+    shutil.copytree(report.artifact, elsewhere)
+    for file in ("mine.py", "wording.py"):
+        (project / file).unlink()
+    assert load_judge(elsewhere).spec.text == "Is it good?"
+    (project / "d.jsonl").write_text('{"output": "good text"}\n{"output": "poor text"}\n')
+    scored = score_rows(str(elsewhere), data=str(project / "d.jsonl"), **options(project))
+    assert (scored["n"], scored["coverage"]) == (2, 1.0)
+    (project / "c.jsonl").write_text('{"good": "a good text", "bad": "a poor text"}\n')
+    audited = audit_judge(str(elsewhere), cases=str(project / "c.jsonl"), **options(project))
+    assert audited["attacks"]["tells good from bad"]["passed"]
+
+
+def test_an_artifact_is_loaded_by_another_process(project: Path) -> None:
+    report = judging.compile_judge(f"{project}/mine.py:Lexical", labels=str(project / "labels.jsonl"), out=project / "artifact", **options(project))
+    code = f"from assay.jobs import load_judge; print(load_judge({str(report.artifact)!r}).word)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd="/", timeout=60)
+    assert done.stdout.strip() == "good", done.stderr
+
+
+def test_a_compile_ends_by_loading_its_own_artifact(project: Path) -> None:
+    from assay.sourcecode import attribute_of
+
+    judge = attribute_of(f"{project}/mine.py:Forgetful")("good")
+    report = judging.compile_judge(judge, labels=str(project / "labels.jsonl"), out=project / "artifact", **options(project))
+    note = next(note for note in report.notes if "can only be loaded into an instance" in note)
+    assert "'word'" in note
+    assert "Forgetful.config" in note
+
+
+def test_a_compiled_judge_judges_with_the_model_that_it_was_compiled_with(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = judging.compile_judge(f"{project}/mine.py:Plain", labels=str(project / "labels.jsonl"), out=project / "artifact", **options(project))
+    asked: list[str] = []
+
+    def opened(config: Any, **_: Any) -> Any:
+        asked.append(config.model)
+        raise InterruptedError
+
+    monkeypatch.setattr("assay.verdicts.open_run", opened)
+    (project / "d.jsonl").write_text('{"output": "good text"}\n')
+    for chosen in ({}, {"model": None}, {"model": "openai/other"}):
+        with pytest.raises(InterruptedError):
+            score_rows(str(report.artifact), data=str(project / "d.jsonl"), store=project / "b.db", **chosen)
+    measured = json.loads((report.artifact / "manifest.json").read_text())["model"]
+    assert asked == [measured, measured, "openai/other"]

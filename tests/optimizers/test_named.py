@@ -1,0 +1,156 @@
+"""DSPy's optimizers by the names of their classes: those that work, those that are refused and why, settings, budgets, instructions."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import dspy
+import pytest
+
+import assay
+from assay.datasets import make_task
+from assay.datasets.overlap import overlap
+from assay.errors import ConfigError
+from assay.models import Caps, Meter
+from assay.optimizers.named import ALIASES
+from assay.optimizers.proposals import Watch, broken, lint_instructions
+from assay.optimizers.session import Measured
+from assay.optimizers.teleprompters import Proposal
+from assay.testing import scripted_lm
+
+PROGRAM = """import dspy
+
+
+class Mine(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.answer = dspy.Predict("question -> answer")
+
+    def forward(self, question):
+        return self.answer(question=question)
+"""
+PROPOSED = "Add two to the number that is asked for."
+
+
+def script(request: Any, proposed: str = PROPOSED) -> str:
+    """Adds 2 where it is told to, or where demonstrations show it."""
+    fields = request.config.response_format["schema"]["properties"] if request.config.response_format else {}
+    asked = request.messages[-1].text or ""
+    if set(fields) != {"answer"}:
+        return json.dumps(dict.fromkeys(fields, proposed)) if fields else f"```\n{proposed}\n```"
+    number = int(asked.split("number ")[1].split(".")[0])
+    told = len(request.messages) > 4 or PROPOSED in str(request)
+    return json.dumps({"answer": str(number + 2) if told else str(number)})
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(PROGRAM)
+    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
+    rows = [json.dumps({"question": f"What do you say to number {n}.", "answer": str(n + 2)}) for n in range(60)]
+    (tmp_path / "data.jsonl").write_text("\n".join(rows))
+    return tmp_path
+
+
+def compiled(optimizer: str, lm: Any = None, **options: Any) -> dict[str, Any]:
+    options = {"sizes": {"train": 12, "val": 6, "gate": 5, "test": 5}, "adapter": "json", "threads": 1, **options}
+    report = assay.compile("mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm or scripted_lm(script), optimizer=optimizer, **options)
+    found: dict[str, Any] = report.to_dict()
+    return found
+
+
+@pytest.mark.parametrize("name", ["KNNFewShot", "Ensemble", "BootstrapFewShotWithOptuna", "SIMBA", "dspy.teleprompt:KNNFewShot", "dspy:SIMBA"])
+def test_dspys_optimizers_run_by_the_names_of_their_classes(place: Path, name: str) -> None:
+    data = compiled(name)
+    assert data["test"]["compiled"]["n"] == 5
+    assert not [note for note in data["notes"] if "failed" in note]
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("BetterTogether", "assay improve --order prompts,sft,prompts"), ("BootstrapFinetune", "assay improve --order sft"),
+        ("GRPO", "assay improve --order grpo"), ("dspy.teleprompt.grpo:GRPO", "assay improve"), ("AvatarOptimizer", "Use gepa, mipro or simba"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_before_any_call_with_the_reason_and_a_way(place: Path, name: str, way: str) -> None:
+    lm = scripted_lm(script)
+    with pytest.raises(ConfigError, match=way):
+        compiled(name, lm)
+    assert lm.scripted.calls == 0
+
+
+def test_every_optimizer_that_dspy_exports_is_named() -> None:
+    from dspy import teleprompt
+
+    exported = {name for name in teleprompt.__all__ if isinstance(getattr(teleprompt, name), type)}
+    assert exported - set(ALIASES) == {"AvatarOptimizer", "BetterTogether", "BootstrapFinetune"}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "settings", "message"),
+    [
+        ("gepa", {"max_metric_cals": 40}, r"\['max_metric_cals'\] are no settings of gepa: it has .*max_metric_calls"),
+        ("auto", {"breadth": 3}, "it has none"),
+        ("knn", {"k": 3}, "--demos"),
+        ("mipro", {"metric": 1}, r"\['metric'\] are no settings"),
+    ],
+)
+def test_settings_that_an_optimizer_does_not_take_are_refused(place: Path, optimizer: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compiled(optimizer, optimizer_settings=settings)
+
+
+def test_settings_are_those_of_the_optimizer(place: Path) -> None:
+    few, many = (compiled("bootstrap-search", cache=False, optimizer_settings={"num_candidate_programs": count}) for count in (1, 8))
+    assert few["search_calls"] < many["search_calls"]
+
+
+def test_budgets_follow_from_the_cap() -> None:
+    def given(cap: int | None) -> Any:
+        session = SimpleNamespace(meter=Meter(Caps(search_calls=cap)), measured=Measured(calls=2, judge_calls=1, tokens=None, latency_s=None))
+        return Proposal(None, [], [None] * 10, session)  # type: ignore[arg-type, list-item]
+
+    assert (given(None).runs(40), given(None).passes(7, most=30)) == (40, 7)
+    assert (given(300).runs(40), given(300).passes(7, most=30)) == (90, 9)  # 0.9 * 300 calls / 3 a run; of 10 val tasks
+    assert (given(3).runs(40), given(30000).passes(7, most=30)) == (1, 30)
+
+
+def test_what_is_cut_off_or_unclosed_is_broken_and_what_is_whole_is_not() -> None:
+    for text in ("", "Answer with the number and", "Use this format:\n```json\n{}", "Do it (as shown", 'Say "yes', "Think, then", "x" * 300):
+        assert broken(text), text
+    whole = ["Add two.", 'Return JSON: {"a": [1]}', "```\n{ (\n```\nDone.", "1) first\n2) second", 'Don\'t guess; it\'s 5" wide "or" so.']
+    for text in [*whole, "Given the fields `question`, produce the fields `answer`.", "Answer briefly :)", "Classify the ticket"]:
+        assert not broken(text), text
+    assert not broken('Say "yes in other words.', before='Say "yes.')  # it was so before
+
+
+def test_an_answer_that_was_cut_at_its_limit_is_not_taken_although_it_looks_whole() -> None:
+    watch = Watch(dspy.Predict("question -> answer"))
+    watch.cut.append("of the rules that follow. First, add two.")
+    assert watch.why("These are some of the rules that follow. First, add two.") == "truncated: the model's answer was cut off at its limit of tokens"
+    assert watch.why("First, add three and be done with it.") is None
+
+
+@pytest.mark.parametrize("optimizer", ["gepa", "copro", "mipro"])
+@pytest.mark.parametrize("proposed", [f"{PROPOSED} Then look at the", f"{PROPOSED} ```", "word " * 2500 + PROPOSED])
+def test_broken_or_endless_instructions_are_never_adopted(place: Path, optimizer: str, proposed: str) -> None:
+    lm = scripted_lm(lambda request: script(request, proposed))
+    settings = {"max_metric_calls": 20} if optimizer == "gepa" else {"num_trials": 2} if optimizer == "mipro" else {"depth": 1}
+    report = assay.compile(
+        "mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm, optimizer=optimizer, optimizer_settings=settings, adapter="json", threads=1,
+        sizes={"train": 8, "val": 5, "gate": 5, "test": 5},
+    )  # fmt: skip
+    assert PROPOSED not in report.outcome.compiled.program.answer.signature.instructions
+
+
+def test_instructions_copied_from_training_tasks_are_reported() -> None:
+    tasks = [make_task({"question": "The quick brown fox jumps over the lazy dog near the river bank", "answer": "a"})]
+    program, original = dspy.Predict("question -> answer"), dspy.Predict("question -> answer")
+    program.signature = program.signature.with_instructions("Note: the quick brown fox jumps over the lazy dog near the river bank means a.")
+    found = lint_instructions(program, original, tasks)
+    assert [finding.rule for finding in found] == ["copied"]
+    # 17 words have 10 runs of eight; the 13 words of the task's question are 6 of them
+    assert overlap("one two three four five six seven eight nine", ["x one two three four five six seven eight y"]) == 0.5
+    assert lint_instructions(original, original, tasks) == []

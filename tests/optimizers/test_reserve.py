@@ -1,0 +1,175 @@
+"""Caps keep a part for gate and test; both end once they have decided; splits that are too small are said before."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import assay
+from assay.errors import BudgetExceeded, ConfigError
+from assay.models import Caps, Meter
+from assay.models.meter import Usage
+from assay.optimizers import Progress
+from assay.testing import scripted_lm
+
+PROGRAM = """import dspy
+
+
+class Mine(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.answer = dspy.Predict("question -> answer")
+
+    def forward(self, question):
+        return self.answer(question=question)
+"""
+
+
+def shown_how(request: Any) -> str:
+    """Adds 2 where demonstrations show that this is wanted; else it says the number itself."""
+    asked = request.messages[-1].text or ""
+    if "number " not in asked:  # a teleprompter asks for instructions
+        return json.dumps(dict.fromkeys(request.config.response_format["schema"]["properties"], "Add two."))
+    number = int(asked.split("number ")[1].split(".")[0])
+    return json.dumps({"answer": str(number + 2) if len(request.messages) > 4 else str(number)})
+
+
+def write(place: Path, rows: int, **more: Any) -> None:
+    (place / "mine.py").write_text(PROGRAM)
+    (place / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
+    lines = [json.dumps({"question": f"What do you say to number {n}.", "answer": str(n + 2), **more}) for n in range(rows)]
+    (place / "data.jsonl").write_text("\n".join(lines))
+
+
+class Heard(Progress):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def compiled(**options: Any) -> Any:
+    options = {"optimizer": "labeled", "lm": scripted_lm(shown_how), "adapter": "json", "threads": 1, **options}
+    return assay.compile("mine.py:Mine", rubric="r.yaml", data="data.jsonl", **options)
+
+
+def test_a_cap_on_calls_leaves_what_gate_and_test_need(tmp_path: Path) -> None:
+    write(tmp_path, 400)
+    data = compiled(optimizer="auto", max_calls=150, early_stop=False).to_dict()
+    assert data["calls"] <= 150
+    assert data["gate"]["n"] >= 15  # half of 150 calls, 2 a pair, for two splits: 18
+    assert data["test"]["gain"]["n"] >= 15
+    assert data["stopped"] is None
+    assert data["replaces"]
+
+
+@pytest.mark.parametrize("optimizer", ["bootstrap", "bootstrap-search"])
+def test_an_optimizer_with_its_own_loop_stops_before_the_part_of_gate_and_test(tmp_path: Path, optimizer: str) -> None:
+    write(tmp_path, 400)
+    data = compiled(optimizer=optimizer, max_calls=200).to_dict()
+    assert data["calls"] <= 200
+    assert data["test"]["compiled"]["n"] >= 10
+
+
+def test_a_cap_on_tokens_too(tmp_path: Path) -> None:
+    write(tmp_path, 400)
+    data = compiled(optimizer="auto", max_tokens=3000).to_dict()  # 15 a call
+    assert data["tokens"] <= 3000 + 15
+    assert data["test"]["gain"]["n"] >= 10
+
+
+def test_what_is_kept_by_hand() -> None:
+    meter = Meter(Caps(calls=10))
+    meter.hold(gate=Usage(calls=2), test=Usage(calls=3))
+
+    def take(phase: str) -> int:
+        count = 0
+        with meter.during(phase):
+            try:
+                while True:
+                    sent = meter.reserve()
+                    meter.settle(sent, prompt_tokens=1, completion_tokens=1, cost_usd=0.0, failed=False)
+                    count += 1
+            except BudgetExceeded:
+                return count
+
+    assert [take(phase) for phase in ("search", "gate", "test")] == [5, 2, 3]
+
+
+def test_gate_and_test_end_once_they_have_decided(tmp_path: Path) -> None:
+    write(tmp_path, 500)
+    early, whole = compiled(), compiled(early_stop=False)
+    first, second = early.to_dict(), whole.to_dict()
+    assert first["replaces"]
+    assert second["replaces"]
+    assert first["gate"]["n"] < 50 < second["gate"]["n"]
+    assert first["test"]["gain"]["n"] < 50 < second["test"]["gain"]["n"]
+    assert first["calls"] < second["calls"] / 1.4
+    assert any(note.startswith("gate ended after") for note in first["notes"])
+    assert first["test"]["gain"]["low"] <= second["test"]["gain"]["mean"] <= first["test"]["gain"]["high"]
+
+
+def test_a_split_whose_size_was_set_is_the_plan_and_the_difference_sets_the_others(tmp_path: Path) -> None:
+    write(tmp_path, 1500)
+    wide = compiled(difference=0.4, early_stop=False).to_dict()
+    fixed = compiled(difference=0.4, early_stop=False, sizes={"gate": 60}).to_dict()
+    assert wide["gate"]["n"] == 20  # ((1.96 + 0.84) * 0.5 / 0.4)^2 = 12.3 is below the least of 20
+    assert (fixed["gate"]["n"], fixed["test"]["gain"]["n"]) == (60, 20)
+    with pytest.raises(ConfigError, match="difference=0 must be above 0"):
+        compiled(difference=0)
+
+
+def test_splits_that_are_too_small_for_a_decision_are_said_before_anything_is_asked(tmp_path: Path) -> None:
+    write(tmp_path, 40)
+    heard, lm = Heard(), scripted_lm(shown_how)
+    heard_before: list[str] = []
+
+    def script(request: Any) -> str:
+        if not heard_before:
+            heard_before.extend(heard.lines)
+        return shown_how(request)
+
+    lm = scripted_lm(script)
+    data = compiled(lm=lm, progress=heard, sizes={"gate": 1, "test": 1, "val": 1}).to_dict()
+    assert any("too few tasks for a decision: val has 1 task, gate has 1 task, test has 1 task" in line for line in heard_before)
+    assert any("too few tasks for a decision" in note for note in data["notes"])
+
+
+def test_a_cap_that_leaves_too_few_tasks_for_a_decision_is_said_and_the_job_can_be_resumed(tmp_path: Path) -> None:
+    write(tmp_path, 400)
+    heard = Heard()
+    data = compiled(optimizer="auto", max_calls=12, progress=heard, store=tmp_path / "a.db").to_dict()
+    assert data["calls"] <= 12
+    assert "leave" in data["stopped"]
+    assert any("the caps leave" in line for line in heard.lines)
+    again = compiled(optimizer="auto", max_calls=400, resume=True, store=tmp_path / "a.db").to_dict()
+    assert again["stopped"] is None
+    assert again["replaces"]
+
+
+def test_tune_says_which_splits_are_too_small(tmp_path: Path) -> None:
+    write(tmp_path, 40)
+    heard, heard_before = Heard(), list[str]()
+
+    def script(request: Any) -> str:
+        if not heard_before:
+            heard_before.extend(heard.lines)
+        return shown_how(request)
+
+    data = assay.tune(
+        "mine.py:Mine", rubric="r.yaml", data="data.jsonl", trials=1, lm=scripted_lm(script), adapter="json", progress=heard, sizes={"gate": 2}
+    ).to_dict()
+    assert any("too few tasks for a decision: gate has 2 tasks" in line for line in heard_before)
+    assert any("too few tasks for a decision" in note for note in data["notes"])
+
+
+def test_evaluate_says_that_a_split_is_too_small_for_an_interval(tmp_path: Path) -> None:
+    write(tmp_path, 40)
+    heard = Heard()
+    options: dict[str, Any] = {"rubric": "r.yaml", "data": "data.jsonl", "lm": scripted_lm(shown_how), "adapter": "json", "progress": heard}
+    data = assay.evaluate("mine.py:Mine", sizes={"val": 1}, **options).to_dict()
+    assert "warning: val has 1 task: the interval of a score needs at least 5" in heard.lines[0]
+    assert "val has 1 task" in data["notes"][0]
+    assert assay.evaluate("mine.py:Mine", split="train", **options).to_dict()["notes"] == []

@@ -1,0 +1,67 @@
+"""A study that is cut off at any moment ends with the trials, values and winner that it would have had."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.optimizers.parameters import AgentArena, SearchConfig, SearchOutcome, Space, open_study, search
+from assay.testing.agents import SyntheticAgent
+
+SPACE = Space(programs=["agent"], acting={"agent": ["temperature", "max_steps"]}, ranges={"temperature": (0.1, 2.0), "max_steps": (1, 50)})
+
+
+class Killed(BaseException):
+    """Ends a search without any clean-up of Optuna or of ours, as SIGKILL does."""
+
+
+class Fragile(SyntheticAgent):
+    left = 10**9  # runs until it is killed
+
+    def execute(self, task: Any) -> bool:
+        self.left -= 1
+        if self.left < 0:
+            raise Killed
+        return super().execute(task)
+
+
+def searched(url: str, config: SearchConfig, *, kill_after: int = 10**9, kill_at_draw: int = 10**9) -> SearchOutcome:
+    agent = Fragile()
+    agent.left = kill_after
+    study = open_study("s", url, SPACE, config)
+    draw, drawn = study._storage.set_trial_param, [0]
+
+    def set_trial_param(*args: Any, **kwargs: Any) -> None:
+        drawn[0] += 1
+        if drawn[0] > kill_at_draw:
+            raise Killed
+        draw(*args, **kwargs)
+
+    study._storage.set_trial_param = set_trial_param  # type: ignore[method-assign]
+    return search(AgentArena(agent, agent.right), agent.tasks[:10], SPACE, config, study, alone=True)
+
+
+def told(found: SearchOutcome) -> Any:
+    return found.best.number, found.task_runs, [(t.number, t.state, t.point.parameters, t.values) for t in found.trials]
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "cmaes", "grid"])
+def test_a_killed_search_ends_as_if_it_had_not_been_killed(sampler: str, tmp_path: Path) -> None:
+    config = SearchConfig(trials=6, sampler=sampler, seed=3)
+    whole = searched(f"sqlite:///{tmp_path / 'whole.db'}", config)
+    assert len(whole.trials) == 6
+    url = f"sqlite:///{tmp_path / 'killed.db'}"
+    for kills in ({"kill_after": 0}, {"kill_after": 17}, {"kill_at_draw": 3}):
+        with pytest.raises(Killed):
+            searched(url, config, **kills)
+    assert told(searched(url, config)) == told(whole)
+
+
+def test_a_killed_search_that_prunes_by_brackets_ends_the_same(tmp_path: Path) -> None:
+    config = SearchConfig(trials=6, pruner="hyperband", block=5)
+    whole = searched(f"sqlite:///{tmp_path / 'whole.db'}", config)
+    url = f"sqlite:///{tmp_path / 'killed.db'}"
+    for _ in range(2):
+        with pytest.raises(Killed):
+            searched(url, config, kill_after=17)
+    assert told(searched(url, config)) == told(whole)

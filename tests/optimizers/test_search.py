@@ -1,0 +1,350 @@
+"""The search of `auto` on the scripted in-context learner: what it finds, what it never does, and that it replays."""
+
+import json
+import random
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import dspy
+import numpy as np
+import pytest
+
+import assay
+from assay.datasets import Task
+from assay.models import Caps, Meter
+from assay.optimizers import Session, Student
+from assay.optimizers.candidates import OWN, Candidate, CandidateSpec, SearchSpace
+from assay.optimizers.demonstrations import Demonstration
+from assay.optimizers.instructions import propose_instruction
+from assay.optimizers.proposals import Watch
+from assay.optimizers.search import AutoSearch
+from assay.optimizers.selection import SELECTIONS, select, strata
+from assay.optimizers.statistics import losing_evidence
+from assay.optimizers.surrogate import Score, posterior
+from assay.programs import RANGES, MathQA
+from assay.programs.compose import Embedding, NearestDemos
+from assay.programs.shipped import Classify
+from assay.rubrics import load_rubric
+from assay.testing import InContextLearner, scripted_lm
+from assay.traces import Recorder
+
+
+def demonstration(task: Task) -> Demonstration:
+    return Demonstration(task, (("self", dict(task.inputs), dict(task.expected)),), 1.0)
+
+
+def searched(task: str = "intents", *, calls: int = 150, threads: int = 2, seed: int = 0, sizes: tuple[int, int] = (80, 40)) -> AutoSearch:
+    learner, recorder, meter = InContextLearner(task, seed=seed), Recorder(), Meter(Caps(search_calls=calls))
+    tasks = learner.tasks(sum(sizes), seed=1)
+    lm = scripted_lm(learner, meter=meter, observers=[recorder.observe]).copy(temperature=0.7)
+    session = Session(lm, load_rubric("classify"), recorder, meter, threads=threads, seed=seed)
+    student = Student(learner.program(), session)
+    space = SearchSpace(student, [demonstration(t) for t in tasks[: sizes[0]]], [None, "json", "lean"], most=16, seed=seed)
+    search = AutoSearch(space, Candidate("baseline", student), tasks[sizes[0] :], session)
+    with session.context():
+        search.run()
+    meter.phase = "test"
+    return search
+
+
+def rows(search: AutoSearch) -> list[Any]:
+    return [(c.name, c.evaluation.scores, c.dropped, c.expected) for c in search.candidates]
+
+
+def accuracy(student: Student, count: int = 200) -> float:
+    backend: Any = student.session.lm.recording.backend
+    learner = backend.engine.script
+    tasks = learner.tasks(count, seed=9)
+    student.session.know(tasks)
+    with student.session.context():
+        return sum(student(**dict(task.inputs))._result.value for task in tasks) / count
+
+
+def test_the_search_spends_its_budget_and_wins_by_a_wide_margin() -> None:
+    search = searched()
+    asked = search.session.meter.asked("search")
+    assert 140 <= asked <= 150
+    plain, best = accuracy(search.candidates[0].student), accuracy(search.best().student)
+    assert best > plain + 0.2, (plain, best, search.best().name)
+
+
+def test_the_search_is_the_same_with_any_number_of_threads() -> None:
+    assert rows(searched(calls=70, threads=1)) == rows(searched(calls=70, threads=6))
+
+
+def test_a_round_keeps_all_threads_busy() -> None:
+    class Slow(InContextLearner):
+        working = most = 0
+
+        def __call__(self, request: Any) -> str:
+            with lock:
+                self.working += 1
+                self.most = max(self.most, self.working)
+            time.sleep(0.15)
+            with lock:
+                self.working -= 1
+            return super().__call__(request)
+
+    lock, learner, recorder, meter = threading.Lock(), Slow("topics"), Recorder(), Meter(Caps(search_calls=100))
+    tasks = learner.tasks(60, seed=1)
+    session = Session(scripted_lm(learner, meter=meter, observers=[recorder.observe]), load_rubric("classify"), recorder, meter, threads=8)
+    student = Student(learner.program(), session)
+    space = SearchSpace(student, [demonstration(t) for t in tasks[:30]], [None], most=16, seed=0)
+    with session.context():
+        AutoSearch(space, Candidate("baseline", student), tasks[30:], session).run()
+    assert learner.most >= 8  # a round, and at its side a proposal
+
+
+def test_another_seed_searches_otherwise() -> None:
+    assert [c.name for c in searched(calls=60, seed=1).candidates] != [c.name for c in searched(calls=60, seed=2).candidates]
+
+
+def test_the_baseline_is_evaluated_and_never_dropped() -> None:
+    search = searched(calls=100)
+    baseline = search.candidates[0]
+    baseline.evaluation.results = {key: baseline.evaluation.results[key] for key in baseline.evaluation.results}
+    assert len(baseline.evaluation) >= 2
+    best = search.best()
+    for task in search.tasks:  # it loses everything against the best, and stays
+        for candidate, value in ((baseline, 0.0), (best, 1.0)):
+            result = next(iter(candidate.evaluation.results.values()))
+            candidate.evaluation.results[task.id] = type(result)(**{**vars(result), "value": value})
+    search._drop()
+    assert not baseline.dropped
+
+
+def test_a_search_without_calls_keeps_the_plain_program() -> None:
+    search = searched(calls=2)
+    assert search.best() is search.candidates[0]
+
+
+def test_the_search_ends_early_where_nothing_better_is_to_be_expected() -> None:
+    class Easy(InContextLearner):
+        def __call__(self, request: Any) -> str:
+            text = next((t for t in self._truth if t in request.messages[-1].text), None)
+            return json.dumps({"label": self._truth[text]}) if text else "no"
+
+    learner, recorder, meter = Easy("topics"), Recorder(), Meter(Caps(search_calls=400))
+    tasks = learner.tasks(80, seed=1)
+    session = Session(scripted_lm(learner, meter=meter, observers=[recorder.observe]), load_rubric("classify"), recorder, meter)
+    student = Student(learner.program(), session, adapter="json")
+    search = AutoSearch(SearchSpace(student, [], ["json"], most=16, seed=0), Candidate("baseline", student), tasks, session)
+    with session.context():
+        search.run()
+    assert meter.asked("search") < 300
+    assert "no candidate promises" in search.stopped
+
+
+def test_of_a_round_that_the_cap_breaks_off_nothing_counts() -> None:
+    search = searched(calls=60)
+    before = rows(search)
+    search.session.meter.phase = "search"
+    pairs = [(search.candidates[0], task) for task in search.tasks[-30:]]
+    with search.session.context():
+        assert not search._evaluate(pairs)
+    assert rows(search) == before
+
+
+# -- the exact test
+
+
+def test_evidence_by_hand() -> None:
+    # one task that only the leader gets right: mean of 1 + bet over bets 0.1 ... 0.9 = 1.5
+    assert losing_evidence({"a": 1.0}, {"a": 0.0}, order=["a"]) == pytest.approx(1.5)
+    assert losing_evidence({"a": 1.0}, {"b": 0.0}, order=["a", "b"]) == 1.0
+    assert losing_evidence({"a": 1.0}, {"a": float("nan")}, order=["a"]) == 1.0
+
+
+def test_an_equal_candidate_is_dropped_in_fewer_races_than_alpha() -> None:
+    rng, dropped = random.Random(0), 0
+    order = [str(i) for i in range(60)]
+    for _ in range(400):
+        one, other = ({key: float(rng.random() < 0.6) for key in order} for _ in range(2))
+        looks = (losing_evidence(one, {k: other[k] for k in order[:n]}, order=order) for n in range(2, 61, 2))
+        dropped += max(looks) >= 1 / 0.05
+    assert dropped / 400 <= 0.05
+
+
+def test_a_candidate_that_loses_half_of_the_tasks_is_dropped_within_forty() -> None:
+    order = [str(i) for i in range(40)]
+    assert losing_evidence(dict.fromkeys(order, 1.0), {key: float(int(key) % 2) for key in order}, order=order) > 30 / 0.05
+
+
+# -- what is expected of candidates
+
+
+def test_what_is_expected_by_hand() -> None:
+    # one candidate, prior variance 0.01 * scale^2 + 0.09; a single score equals the mean of all scores, so the mean stays
+    found = posterior([Score(0, "a", 0.5)], np.array([[0.01]]))
+    assert found.mean[0] == pytest.approx(0.5)
+    assert 0 < found.covariance[0, 0] < 0.13
+
+
+def test_a_candidate_is_judged_by_those_that_are_like_it() -> None:
+    kernel = np.array([[0.04, 0.038, 0.0], [0.038, 0.04, 0.0], [0.0, 0.0, 0.04]])
+    scores = [Score(0, str(i), 1.0) for i in range(20)] + [Score(2, str(i), 0.0) for i in range(20)]
+    mean = posterior(scores, kernel).mean
+    assert mean[0] > mean[1] > 0.7 > mean[2]
+
+
+def test_hard_tasks_do_not_count_against_who_ran_them() -> None:
+    kernel = np.eye(3) * 0.02
+    common = [Score(2, str(i), float(i < 10)) for i in range(20)]
+    scores = common + [Score(0, str(i), 1.0) for i in range(10)] + [Score(1, str(i), 0.5) for i in range(10, 20)]
+    mean = posterior(scores, kernel).mean
+    raw_gap = 1.0 - 0.5
+    assert mean[0] - mean[1] < raw_gap / 2
+
+
+# -- demonstrations
+
+
+def test_stratified_demonstrations_cover_the_labels_that_random_ones_miss() -> None:
+    pool = [demonstration(task) for task in InContextLearner("intents").tasks(100, seed=1)]
+    there = {d.task.expected["label"] for d in pool}
+    for how in ("stratified", "representative"):
+        assert {d.task.expected["label"] for d in select(pool, 12, how=how, seed=0)} == there, how
+    assert len({d.task.expected["label"] for d in select(pool, 12, how="random", seed=0)}) < len(there)
+
+
+@pytest.mark.parametrize("how", SELECTIONS)
+def test_selections_are_of_the_pool_without_repetition_and_replay(how: str) -> None:
+    pool = [demonstration(task) for task in InContextLearner("topics").tasks(30, seed=1)]
+    chosen = select(pool, 16, how=how, seed=4)
+    assert len({d.task.id for d in chosen}) == 16
+    assert chosen == select(pool, 16, how=how, seed=4)
+    assert len(select(pool, 64, how=how, seed=4)) == 30
+
+
+def test_outputs_that_do_not_repeat_are_no_labels() -> None:
+    pool = [demonstration(Task(id=str(i), task_type="sum", inputs={"text": str(i)}, expected={"label": str(i)})) for i in range(20)]
+    assert Counter(strata(pool)) == {"sum": 20}
+
+
+def test_the_nearest_demonstrations_are_those_that_share_rare_words() -> None:
+    texts = ["the card is lost", "the card has not arrived", "the rate of the exchange is wrong", "the top up failed"]
+    vectors = Embedding(texts).vectors(texts)
+    asked = Embedding(texts).vectors(["why is the exchange rate so bad"])
+    assert int((vectors @ asked.T).toarray().argmax()) == 2
+
+
+def test_nearest_demonstrations_show_how_a_run_begins_and_how_it_ends() -> None:
+    shown: list[Any] = []
+
+    class Twice(dspy.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.step = dspy.Predict("text -> label")
+
+        def forward(self, text: str) -> Any:
+            shown.append([demo.label for demo in self.step.demos])
+            return dspy.Prediction(label="x")
+
+    calls = [{"text": "a", "label": label} for label in ("first", "middle", "last")]
+    NearestDemos(Twice(), [{"key": "a", "demos": {"step": calls}}], k=4)(text="a")
+    NearestDemos(Twice(), [{"key": "a", "demos": {"step": calls}}], k=4, embedding="trigrams")(text="a")
+    assert shown == [["first", "last"], ["first"]]
+
+
+def test_a_nearest_program_of_an_older_artifact_stays_what_it_was() -> None:
+    from assay.programs.state import program_state, restore_program
+
+    program = NearestDemos(dspy.Predict("text -> label"), [{"key": "a", "demos": {"self": [{"text": "a", "label": "b"}]}}], k=1)
+    state = program_state(program)
+    assert restore_program("", {}, state, dspy.Predict("text -> label")).embedding == "tfidf"
+    del state["embedding"]
+    assert restore_program("", {}, state, dspy.Predict("text -> label")).embedding == "trigrams"
+
+
+# -- candidates
+
+
+def test_every_spec_builds_what_it_says() -> None:
+    space = searched(calls=30).space
+    space.instructions.append({"self": "Look closely."})
+    spec = CandidateSpec("stratified", 8, adapter="lean", instruction=len(space.instructions) - 1, parameters=(("temperature", 0.3),))
+    built = space.build(spec)
+    assert (built.adapter, built.temperature) == ("lean", 0.3)
+    assert len(built.program.demos) == 8
+    assert built.program.signature.instructions == "Look closely."
+    assert space.build(CandidateSpec("nearest", 4)).program.k == 4
+    own = space.build(CandidateSpec(OWN))
+    assert own.program.demos == []
+    assert own.program is not space.student.program
+
+
+def test_candidates_show_no_more_than_asked_for_and_vary_the_temperature() -> None:
+    space = searched(calls=30).space
+    assert max(space.counts) == 16
+    mutants = space.mutants(space.first(), 200, random.Random(0))
+    assert {name for spec in mutants for name, _ in spec.parameters} == {"temperature"}  # a plain module has no other
+    assert {spec.selection for spec in mutants} == {*SELECTIONS, "nearest", OWN}
+    assert len({spec.adapter for spec in mutants}) == 3
+
+
+def test_all_five_parameters_of_an_agent_are_searched() -> None:
+    session = searched(calls=20).session
+    pool = [Demonstration(Task(id="1", inputs={"question": "1 + 1"}, expected={"answer": "2"}), (), 1.0)]
+    tool_agent = SearchSpace(Student(MathQA(), session), pool, ["json"], most=16, seed=0)
+    mutants = tool_agent.mutants(tool_agent.first(), 400, random.Random(0))
+    assert {name for spec in mutants for name, _ in spec.parameters} == set(RANGES)
+    no_tools = SearchSpace(Student(Classify(["a", "b"]), session), pool, ["json"], most=16, seed=0)
+    mutants = no_tools.mutants(no_tools.first(), 400, random.Random(0))
+    assert {name for spec in mutants for name, _ in spec.parameters} == set(RANGES) - {"tool_usage_threshold"}
+    assert tool_agent.build(CandidateSpec(parameters=(("max_steps", 4),))).program.parameters.max_steps == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("Look for the main topic.", None), ("", "truncated"), ("Look for the", "truncated"), ("Use ```this.", "unclosed"),
+        ("Look for the topic (or the main one.", "unclosed"), ("x" * 2000 + ".", "long"),
+        ("For example: my card has not arrived after two weeks.", "copied"),
+    ],
+)  # fmt: skip
+def test_proposals_of_auto_are_checked_as_those_of_dspys_optimizers_are(text: str, rule: str | None) -> None:
+    task = Task(id="1", inputs={"text": "my card has not arrived after two weeks"}, expected={"label": "a"})
+    lm = scripted_lm(lambda request: f"[[ ## improved_instruction ## ]]\n{text}\n\n[[ ## completed ## ]]")
+    session = Session(lm, load_rubric("classify"), Recorder(), Meter())
+    student, watch = Student(dspy.Predict("text -> label"), session), Watch(dspy.Predict("text -> label"), lm)
+    found = propose_instruction(student, [demonstration(task)], session, number=0, watch=watch)
+    assert (found, watch.rejected) == (({"self": text}, []) if rule is None else (None, [(0, rule)]))
+
+
+def test_the_search_says_which_of_its_proposals_were_rejected() -> None:
+    class CutOff(InContextLearner):
+        def __call__(self, request: Any) -> Any:
+            if "improved_instruction" in str(request):
+                return "[[ ## improved_instruction ## ]]\nLook for the topic and\n\n[[ ## completed ## ]]"
+            return super().__call__(request)
+
+    learner, recorder, meter = CutOff("intents"), Recorder(), Meter(Caps(search_calls=60))
+    tasks = learner.tasks(60, seed=1)
+    session = Session(scripted_lm(learner, meter=meter, observers=[recorder.observe]), load_rubric("classify"), recorder, meter)
+    student = Student(learner.program(), session)
+    search = AutoSearch(SearchSpace(student, [], [None], most=16, seed=0), Candidate("baseline", student), tasks, session)
+    with session.context():
+        search.run()
+    assert search.space.instructions == [{}]
+    count = len(search.watch.rejected)
+    assert count > 0
+    assert search.rejections() == [f"{count} of {count} proposed instructions were rejected: {count} truncated"]
+
+
+# -- the job
+
+
+def test_a_compile_puts_the_temperature_it_found_into_the_artifact(tmp_path: Path) -> None:
+    learner = InContextLearner("intents", seed=3)
+    lines = [json.dumps({"inputs": dict(t.inputs), "expected": dict(t.expected)}) for t in learner.tasks(150, seed=1)]
+    (tmp_path / "d.jsonl").write_text("\n".join(lines))
+    lm = scripted_lm(learner).copy(temperature=0.7)
+    report = assay.compile(learner.program(), rubric="classify", data=str(tmp_path / "d.jsonl"), lm=lm, max_search_calls=100, out=tmp_path / "a")
+    settings = json.loads((tmp_path / "a" / "manifest.json").read_text())["settings"]
+    assert settings["parameters"]["temperature"] < 0.7
+    data = report.to_dict()
+    assert data["test"]["gain"]["mean"] > 0.1
+    assert data["unrecorded"] == 0

@@ -1,0 +1,294 @@
+"""Programs, checks and judges in files of the user's own: their helpers, their artifacts elsewhere, and what a loaded one keeps."""
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import dspy
+import pytest
+
+import assay
+from assay.datasets import make_task
+from assay.errors import ArtifactError, ConfigError, ProgramError
+from assay.programs import load_program
+from assay.sourcecode import load_source
+from assay.testing import scripted_lm
+from assay.testing.serving import served
+from assay.testing.upstream import ScriptedUpstream
+
+PROGRAM = """
+import dspy
+from helper import PREFIX
+from parts import deep
+
+class QA(dspy.Module):
+    def __init__(self, k: int = 1):
+        super().__init__()
+        self.k = k
+        self.answer = dspy.Predict("question -> answer")
+
+    def forward(self, question):
+        import late
+        said = self.answer(question=question)
+        return dspy.Prediction(answer=f"{PREFIX}{late.mark()}{deep.mark()}{self.k} {said.answer}")
+"""
+
+
+def write_program(folder: Path, prefix: str = "A") -> str:
+    """A program with a helper beside it, one in a package, and one that is only imported when it runs."""
+    (folder / "parts").mkdir(parents=True)
+    (folder / "agent.py").write_text(PROGRAM)
+    (folder / "helper.py").write_text(f"PREFIX = '{prefix}'\n")
+    (folder / "late.py").write_text("from helper import PREFIX\ndef mark(): return 'late' + PREFIX\n")
+    (folder / "parts" / "__init__.py").write_text("")
+    (folder / "parts" / "deep.py").write_text("from . import deeper\ndef mark(): return deeper.MARK\n")
+    (folder / "parts" / "deeper.py").write_text("MARK = '-deep-'\n")
+    return f"{folder / 'agent.py'}:QA"
+
+
+def answer(request: Any) -> str:
+    if request.config.response_format is None:
+        return "[[ ## answer ## ]]\n4\n\n[[ ## completed ## ]]"
+    return json.dumps(dict.fromkeys(request.config.response_format["schema"]["properties"], "4"))
+
+
+def rows(folder: Path, count: int = 8) -> str:
+    path = folder / "rows.jsonl"
+    splits = ("train", "val", "gate", "test")
+    path.write_text("\n".join(json.dumps({"question": f"What is {i} + 0?", "answer": "4", "split": splits[i % 4]}) for i in range(count)))
+    return str(path)
+
+
+RUBRIC = "name: r\ncriteria:\n  - name: right\n    check: contains\n"
+
+
+def compiled(program: Any, folder: Path, **options: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    rubric = folder / "r.yaml"
+    rubric.write_text(RUBRIC.replace("contains", "check.py:right"))
+    (folder / "check.py").write_text("def right(task, prediction, rollout):\n    return 1.0 if prediction['answer'] else 0.0\n")
+    options = {"lm": scripted_lm(answer), "optimizer": "labeled", "store": folder / "s" / "a.db", **options}
+    report = assay.compile(program, rubric=rubric, data=rows(folder), out=folder / "artifact", **options)
+    return report.artifact
+
+
+def test_helpers_beside_a_program_are_found_and_stay_apart_from_those_of_another(tmp_path: Path) -> None:
+    before = list(sys.path)
+    first, second = (load_program(write_program(tmp_path / name, name)) for name in ("one", "two"))
+    with dspy.context(lm=scripted_lm(answer)):
+        assert [p(question="?").answer for p in (first, second, first)] == ["onelateone-deep-1 4", "twolatetwo-deep-1 4", "onelateone-deep-1 4"]
+    assert sys.path == before
+    assert "helper" not in sys.modules
+
+
+def test_a_helper_that_was_changed_is_read_again(tmp_path: Path) -> None:
+    name = write_program(tmp_path / "p")
+    load_program(name)
+    (tmp_path / "p" / "helper.py").write_text("PREFIX = 'changed'\n")
+    with dspy.context(lm=scripted_lm(answer)):
+        assert load_program(name)(question="?").answer.startswith("changed")
+
+
+def test_checks_and_judges_import_from_their_folder_the_working_directory_and_the_programs(tmp_path: Path, monkeypatch: Any) -> None:
+    load_program(write_program(tmp_path / "programs"))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    (tmp_path / "work" / "shared.py").write_text("HERE = 1.0\n")
+    (tmp_path / "rubrics").mkdir()
+    (tmp_path / "rubrics" / "beside.py").write_text("RIGHT = '4'\n")
+    (tmp_path / "rubrics" / "check.py").write_text(
+        "import beside, shared\nfrom helper import PREFIX\ndef right(task, prediction, rollout):\n    return shared.HERE * (prediction['answer'] == PREFIX + beside.RIGHT)\n"
+    )
+    (tmp_path / "rubrics" / "r.yaml").write_text(RUBRIC.replace("contains", "check.py:right").replace("right\n    check", "one\n    check"))
+    rubric = assay.load_rubric(tmp_path / "rubrics" / "r.yaml")
+    task = make_task({"question": "?", "answer": "4"})
+    assert rubric.score(task, dspy.Prediction(answer="A4")).value == 1.0
+    (tmp_path / "rubrics" / "judging.py").write_text(
+        "from shared import HERE\nfrom assay.judges import PointwiseJudge\nmood = PointwiseJudge('Is it kind?')\n"
+    )
+    assert assay.load_judge(f"{tmp_path}/rubrics/judging.py:mood").labels == ("no", "yes")
+
+
+def test_modules_of_the_working_directory_are_found_by_their_names(tmp_path: Path, monkeypatch: Any) -> None:
+    write_program(tmp_path / "work")
+    monkeypatch.chdir(tmp_path / "work")
+    assert str(tmp_path / "work") not in sys.path
+    assert load_program("agent:QA").k == 1
+    (tmp_path / "work" / "checks_here.py").write_text("def right(task, prediction, rollout): return 1.0\n")
+    (tmp_path / "r.yaml").write_text(RUBRIC.replace("contains", "checks_here:right"))
+    assert assay.load_rubric(tmp_path / "r.yaml").criteria[0].check is not None
+
+
+def test_a_file_named_like_an_installed_module_still_means_the_installed_one(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("import json, dspy\nassert json.loads('1') == 1\nqa = dspy.ChainOfThought('question -> answer')\n")
+    assert load_program(f"{tmp_path}/json.py:qa").predictors()
+    assert json.__name__ == sys.modules["json"].__name__ == "json"
+
+
+def test_a_programs_own_missing_file_is_not_reported_as_its_own_absence(tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text("import dspy\ntext = open('prompt.txt').read()\n")
+    with pytest.raises(ProgramError, match=r"cannot be imported: FileNotFoundError: .*prompt.txt.*p\.py:2"):
+        load_program(f"{tmp_path}/p.py:QA")
+    with pytest.raises(ProgramError, match=r"no such file: .*q\.py"):
+        load_program(f"{tmp_path}/q.py:QA")
+
+
+def test_a_module_level_program_is_not_changed_by_what_is_loaded_into_it(tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text("import dspy\nqa = dspy.ChainOfThought('question -> answer')\n")
+    program = load_program(f"{tmp_path}/p.py:qa")
+    program.predictors()[0].demos = [dspy.Example(question="?", answer="!")]
+    assert load_source(tmp_path / "p.py").qa.predictors()[0].demos == []
+
+
+def in_another_place(artifact: Path, elsewhere: Path, code: str, *, server: str = "") -> str:
+    """What a fresh Python prints that knows the artifact's copy alone."""
+    elsewhere.mkdir(parents=True)
+    shutil.copytree(artifact, elsewhere / "a")
+    script = f"import json, dspy, assay\nloaded = assay.load('a')\n{code}"
+    done = subprocess.run([sys.executable, "-c", script], cwd=elsewhere, capture_output=True, text=True, env=_environment(server))
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip()
+
+
+def _environment(server: str) -> dict[str, str]:
+    return {**os.environ, "OPENAI_API_KEY": "none", **({"OPENAI_API_BASE": server} if server else {})}
+
+
+def test_an_artifact_runs_from_another_folder_after_its_program_is_gone(tmp_path: Path) -> None:
+    artifact = compiled(write_program(tmp_path / "p"), tmp_path / "job")
+    manifest = json.loads((artifact / "manifest.json").read_text())
+    assert sorted(manifest["source"]["files"]) == ["agent.py", "helper.py", "late.py", "parts/__init__.py", "parts/deep.py", "parts/deeper.py"]
+    shutil.rmtree(tmp_path / "p")
+    code = "from assay.testing import scripted_lm\nwith dspy.context(lm=scripted_lm(lambda r: '[[ ## answer ## ]]\\n4\\n\\n[[ ## completed ## ]]'), adapter=dspy.ChatAdapter()):\n    print(loaded(question='?').answer)"
+    assert in_another_place(artifact, tmp_path / "far", code) == "AlateA-deep-1 4"
+    again = compiled(str(tmp_path / "far" / "a"), tmp_path / "again")  # and what is compiled from it carries the source on
+    shutil.rmtree(tmp_path / "far")
+    assert in_another_place(again, tmp_path / "farther", code) == "AlateA-deep-1 4"
+
+
+@pytest.mark.parametrize("wrong", ["changed", "added", "missing"])
+def test_source_that_is_not_what_was_measured_is_refused_before_it_runs(tmp_path: Path, wrong: str) -> None:
+    artifact = compiled(write_program(tmp_path / "p"), tmp_path / "job")
+    helper = artifact / "source" / "helper.py"
+    if wrong == "missing":
+        helper.unlink()
+    else:
+        target = helper if wrong == "changed" else artifact / "source" / "random.py"
+        target.write_text("raise SystemExit('ran')\n")
+    with pytest.raises(ArtifactError, match=r"source/(helper|random)\.py"):
+        assay.load(artifact)
+
+
+def test_further_files_travel_where_the_module_lists_them(tmp_path: Path) -> None:
+    (tmp_path / "p").mkdir()
+    source = "import dspy\nfrom pathlib import Path\nARTIFACT_FILES = ['words.txt']\nWORD = (Path(__file__).parent / 'words.txt').read_text()\n"
+    source += (
+        "class QA(dspy.Module):\n    def __init__(self):\n        super().__init__()\n        self.answer = dspy.Predict('question -> answer')\n"
+    )
+    source += "    def forward(self, question):\n        return dspy.Prediction(answer=WORD + self.answer(question=question).answer)\n"
+    (tmp_path / "p" / "p.py").write_text(source)
+    (tmp_path / "p" / "words.txt").write_text("word ")
+    artifact = compiled(f"{tmp_path}/p/p.py:QA", tmp_path / "job")
+    shutil.rmtree(tmp_path / "p")
+    with dspy.context(lm=scripted_lm(answer)):
+        assert assay.load(artifact)(question="?").answer == "word 4"
+
+
+def test_instances_are_built_again_with_their_arguments(tmp_path: Path) -> None:
+    kind = load_source(write_program(tmp_path / "p").removesuffix(":QA")).QA
+    signature = "question: str, hints: list[str] -> answer: Literal['a', 'b'], sure: bool"
+    artifacts = [compiled(program, tmp_path / f"job{i}") for i, program in enumerate([kind(k=3), dspy.ChainOfThought("question -> answer")])]
+    assert assay.load(artifacts[0]).program.k == 3
+    with dspy.context(lm=scripted_lm(answer)):
+        assert assay.load(artifacts[1])(question="?").answer == "4"
+    from assay.programs.constructor import constructor_config
+
+    built = dspy.Predict(**constructor_config(dspy.Predict(signature)))
+    assert built.signature.equals(dspy.Signature(signature))
+
+
+def test_the_class_of_a_script_is_kept_without_running_the_script_again(tmp_path: Path) -> None:
+    script = PROGRAM.replace("class QA", "SCALE = 2\n\ndef twice(x):\n    return x * SCALE\n\nclass QA").replace("{self.k}", "{twice(self.k)}")
+    write_program(tmp_path / "p")
+    (tmp_path / "p" / "main.py").write_text(
+        script + "\nimport sys, json, assay\nfrom assay.testing import scripted_lm\n"
+        "lm = scripted_lm(lambda r: json.dumps(dict.fromkeys(r.config.response_format['schema']['properties'], '4')) if r.config.response_format"
+        " else '[[ ## answer ## ]]\\n4\\n\\n[[ ## completed ## ]]')\n"
+        f"report = assay.compile(QA(k=5), rubric='classify', data={rows(tmp_path)!r}, rename={{'answer': 'label'}}, lm=lm, optimizer='labeled', out='a')\n"
+    )
+    done = subprocess.run([sys.executable, "main.py"], cwd=tmp_path / "p", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    shutil.move(tmp_path / "p" / "a", tmp_path / "a")
+    shutil.rmtree(tmp_path / "p")
+    assert "assay.compile" not in (tmp_path / "a" / "source" / "main.py").read_text()
+    with dspy.context(lm=scripted_lm(answer)):
+        assert assay.load(tmp_path / "a")(question="?").answer == "AlateA-deep-10 4"
+
+
+def test_a_loaded_program_runs_async_streams_and_brings_its_model(tmp_path: Path) -> None:
+    upstream = ScriptedUpstream()
+    with served(upstream.app()) as address:
+        server = f"{address}/v1"
+        program = write_program(tmp_path / "p")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("OPENAI_API_KEY", "none")
+            artifact = compiled(program, tmp_path / "job", lm=None, model="openai/echo", api_base=server, adapter="json")
+            calls, loaded = upstream.calls, assay.load(artifact)
+            assert dspy.settings.lm is None
+            assert "-deep-1" in loaded(question="one more?").answer
+            assert upstream.calls > calls
+            assert "-deep-1" in asyncio.run(loaded.acall(question="and async?")).answer
+
+            async def streamed() -> list[Any]:
+                stream = dspy.streamify(loaded, stream_listeners=[dspy.streaming.StreamListener("answer")])
+                return [part async for part in stream(question="and streamed?")]
+
+            parts = asyncio.run(streamed())
+        assert isinstance(parts[-1], dspy.Prediction)
+        assert [type(part).__name__ for part in parts[:-1]].count("StreamResponse") >= 1
+        own = scripted_lm(answer)
+        with dspy.context(lm=own):  # what is set in DSPy comes first
+            assert loaded(question="?").answer.endswith(" 4")
+        assert own.scripted.calls == 1
+
+
+def test_an_async_program_is_awaited_and_a_predictors_own_model_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text(
+        "import dspy\nclass QA(dspy.Module):\n    def __init__(self):\n        super().__init__()\n        self.answer = dspy.Predict('question -> answer')\n"
+        "        self.other = dspy.Predict('question -> answer')\n        self.other.lm = dspy.LM('openai/of-its-own', api_key='x')\n"
+        "    def forward(self, question):\n        return self.answer(question=question)\n"
+        "    async def aforward(self, question):\n        said = await self.answer.acall(question=question)\n        return dspy.Prediction(answer='async ' + said.answer)\n"
+    )
+    loaded = assay.load(compiled(f"{tmp_path}/p.py:QA", tmp_path / "job"))
+    with dspy.context(lm=scripted_lm(answer)):
+        assert asyncio.run(loaded.acall(question="?")).answer == "async 4"
+    assert loaded.program.other.lm.model == "openai/of-its-own"
+
+
+def test_a_program_beside_an_artifact_is_compared_under_the_artifacts_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a model, both sides run with the artifact's, and the report names it."""
+    folder = compiled(write_program(tmp_path / "p"), tmp_path / "c")
+    asked: list[Any] = []
+
+    def evaluated(program: Any, **options: Any) -> Any:
+        asked.append((program, options.get("model")))
+        return SimpleNamespace(evaluation=SimpleNamespace(scores={"t": 1.0}))
+
+    monkeypatch.setattr("assay.comparing.evaluate", evaluated)
+    measured = json.loads((folder / "manifest.json").read_text())["model"]
+    report = assay.compare("p.py:P", str(folder), rubric="r.yaml", data="d.jsonl")
+    assert asked == [("p.py:P", measured), (str(folder), measured)]
+    assert report.models == (measured, measured)
+
+
+def test_names_where_objects_are_wanted_are_refused_with_the_way_out() -> None:
+    with pytest.raises(ConfigError, match="a name goes into model=NAME"):
+        assay.evaluate(lambda question: question, rubric="math_qa", data=[{"question": "1"}], lm="openai/m")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="rubric=None must be a Rubric"):
+        assay.evaluate(lambda question: question, rubric=None, data=[{"question": "1", "split": "val"}], lm=scripted_lm(answer))  # type: ignore[arg-type]

@@ -1,0 +1,190 @@
+"""What Python callers have at hand: examples, mappings, data frames, paths, functions, agents, the model of DSPy's settings."""
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import dspy
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import assay
+from assay.datasets import load_splits
+from assay.datasets.memory import data_spec
+from assay.errors import DataError, ProgramError
+from assay.testing import scripted_lm
+
+SPLITS = ("train", "val", "gate", "test")
+ROWS = [{"question": f"What is {i} + 0?", "answer": str(i), "split": SPLITS[i % 4]} for i in range(8)]
+
+
+def rubric() -> Any:
+    from assay.rubrics import Criterion, Rubric
+
+    return Rubric("r", [Criterion(name="right", check=lambda task, prediction, rollout: float(prediction["answer"] == task.expected["answer"]))])
+
+
+def adds(question: str) -> str:
+    return question.split()[2]
+
+
+def as_answer(request: Any) -> str:
+    number = (request.messages[-1].text or "").split("What is ")[-1].split()[0]
+    return f"[[ ## answer ## ]]\n{number}\n\n[[ ## completed ## ]]" if request.config.response_format is None else json.dumps({"answer": number})
+
+
+EXAMPLES = [dspy.Example(**row).with_inputs("question") for row in ROWS]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [ROWS, tuple(ROWS), iter(ROWS), EXAMPLES, pd.DataFrame(ROWS), pa.Table.from_pylist(ROWS)],
+    ids=["list", "tuple", "generator", "examples", "pandas", "arrow"],
+)
+def test_rows_at_hand_are_the_tasks_that_a_file_of_them_gives(data: Any, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    of_file, given = (load_splits(data_spec(one), inputs=["question"], need=()) for one in (tmp_path / "rows.jsonl", data))
+    assert given.train == of_file.train
+    assert given.sizes() == of_file.sizes() == {"train": 2, "val": 2, "gate": 2, "test": 2}
+
+
+def test_the_same_rows_are_the_same_job_and_others_are_not() -> None:
+    assert data_spec(ROWS) == data_spec([dict(row) for row in ROWS]) != data_spec(ROWS[:-1])
+
+
+def test_values_of_numpy_pandas_and_times_become_json() -> None:
+    frame = pd.DataFrame({"question": ["a", "b"], "answer": [1, np.nan], "on": pd.to_datetime(["2026-01-02", None])})
+    from assay.datasets import iter_rows
+
+    rows = [row for _, row in iter_rows(data_spec(frame))]
+    assert rows == [{"question": "a", "answer": 1.0, "on": "2026-01-02T00:00:00"}, {"question": "b", "answer": None, "on": None}]
+    assert [row for _, row in iter_rows(data_spec([{"n": np.int64(3), "v": np.array([1.5, math.nan])}]))] == [{"n": 3, "v": [1.5, None]}]
+
+
+@pytest.mark.parametrize(("data", "told"), [([1], r"data\[0\] is a int"), ({"question": "?"}, "a dict"), (7, "a int"), ([dspy.Example(a=1).with_inputs("b")], "with_inputs names")])  # fmt: skip
+def test_what_is_no_data_is_refused(data: Any, told: str) -> None:
+    with pytest.raises(DataError, match=told):
+        data_spec(data)
+
+
+class Adder:
+    """Somebody's agent."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, Any] = {}
+
+    def set_parameters(self, parameters: Any) -> None:
+        self.seen = dict(parameters)
+
+    def execute(self, task: Any) -> Any:
+        return {"answer": adds(task["question"]), "steps_allowed": self.seen["max_steps"]}
+
+
+def test_functions_agents_classes_and_modules_are_evaluated(tmp_path: Path) -> None:
+    agent = Adder()
+    for program in (adds, agent, Adder):
+        report = assay.evaluate(
+            program, rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer), parameters={} if program is adds else {"max_steps": 7}
+        )
+        assert report.to_dict()["result"]["score"] == 1.0
+    assert agent.seen["max_steps"] == 7
+    assert (
+        assay.evaluate(dspy.Predict("question -> answer"), rubric=rubric(), data=EXAMPLES, lm=scripted_lm(as_answer)).to_dict()["result"]["score"]
+        == 1
+    )
+
+
+def test_a_module_that_returns_a_mapping_answers_with_its_fields() -> None:
+    class Maps(dspy.Module):
+        def forward(self, question: str) -> Any:
+            return {"answer": adds(question)}
+
+    assert assay.evaluate(Maps(), rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer)).to_dict()["result"]["score"] == 1.0
+
+
+def test_functions_and_agents_by_name(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import dspy\ndef adds(question):\n    return question.split()[2]\n"
+        "class Agent:\n    def set_parameters(self, parameters): pass\n    def execute(self, task): return adds(**task)\n"
+        "def make():\n    return dspy.Predict('question -> answer')\n"
+    )
+    for name in ("adds", "Agent", "make"):
+        report = assay.evaluate(f"{tmp_path}/mine.py:{name}", rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer))
+        assert report.to_dict()["result"]["score"] == 1.0, name
+
+
+def test_what_cannot_be_compiled_or_run_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ProgramError, match="no predictors"):
+        assay.compile(adds, rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer))
+    with pytest.raises(ProgramError, match=r"a dspy\.Module, a function or an agent; got a int"):
+        assay.evaluate(3, rubric=rubric(), data=ROWS)
+
+    class Half:
+        def execute(self, task: Any) -> Any: ...
+
+    with pytest.raises(ProgramError, match="no set_parameters"):
+        assay.evaluate(Half(), rubric=rubric(), data=ROWS)
+
+
+def test_the_model_of_dspys_settings_is_used_where_none_is_given(tmp_path: Path) -> None:
+    own, other = scripted_lm(as_answer), scripted_lm(as_answer)
+    with dspy.context(lm=own):
+        report = assay.evaluate(dspy.Predict("question -> answer"), rubric=rubric(), data=ROWS)
+        assert report.to_dict()["result"]["score"] == 1.0
+        calls = own.scripted.calls
+        assert calls >= 2
+        assert assay.collect(dspy.Predict("question -> answer"), rubric=rubric(), data=ROWS, n=1).evaluation.results
+        assert own.scripted.calls > calls
+        calls = own.scripted.calls
+        assay.evaluate(dspy.Predict("question -> answer"), rubric=rubric(), data=ROWS, lm=other, seed=1)
+        assert own.scripted.calls == calls
+        compiled = assay.compile(dspy.Predict("question -> answer"), rubric=rubric(), data=EXAMPLES, optimizer="labeled", out=tmp_path / "a")
+    assert json.loads((compiled.artifact / "manifest.json").read_text())["model"] == "scripted/model"
+
+
+def test_reports_show_themselves_in_a_line_and_escape_what_they_show(tmp_path: Path) -> None:
+    report = assay.evaluate(adds, rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer))
+    assert repr(report).startswith("EvaluationReport(split=val, score=1.000 [")
+    assert len(repr(report)) < 200
+    compiled = assay.compile(dspy.Predict("question -> answer"), rubric=rubric(), data=ROWS, optimizer="labeled", lm=scripted_lm(as_answer), out=tmp_path / "<b>")  # fmt: skip
+    assert "gain=" in repr(compiled)
+    shown = compiled._repr_html_()
+    assert "&lt;b&gt;" in shown
+    assert "<b>" not in shown
+
+
+def test_reports_of_exports_and_training_do_too(tmp_path: Path) -> None:
+    from assay.optimizers.weights import PolicyConfig, SFTConfig
+    from assay.optimizers.weights.policy import PolicyReport
+    from assay.optimizers.weights.sft import SFTReport
+    from assay.traces.gates import Gates
+
+    store = tmp_path / "s.db"
+    assay.collect(dspy.Predict("question -> answer"), rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer), n=2, store=store)
+    exported = assay.export("sft", tmp_path / "<b>rows", store=store, gates=Gates(min_clean=0))
+    trained = SFTReport("embedded/m+<b>a", tmp_path / "<b>", SFTConfig(), 40, 4, 20, Counter(), 15, loss={1: 2.0}, best_step=10, agreement=1.0)
+    curves = {"reward": dict.fromkeys(range(500), 0.5)}
+    policy = PolicyReport("embedded/m+<b>p", tmp_path / "<b>", PolicyConfig(), curves=curves, steps=500, best_step=400, converged=True)
+    shown = {type(report).__name__: (repr(report), report._repr_html_()) for report in (exported, trained, policy)}
+    assert all(text.startswith(f"{name}(") and len(text) < 300 and "\n" not in text for name, (text, _) in shown.items())
+    assert f"rows={exported.rows}, passed={exported.manifest['passed']}" in shown["ExportReport"][0]
+    assert "name=embedded/m+<b>a, rows=40, steps=15, best_step=10, agreement=1)" in shown["SFTReport"][0].replace(f"path={tmp_path / '<b>'}, ", "")
+    assert "steps=500, best_step=400, converged=True" in shown["PolicyReport"][0]
+    for name, (_, table) in shown.items():
+        assert f"<caption>{name}</caption>" in table
+        assert "&lt;b&gt;" in table
+        assert "<b>" not in table
+
+
+def test_the_documentations_example_runs() -> None:
+    import re
+
+    text = (Path(__file__).parents[2] / "docs" / "programs.md").read_text()
+    found = re.search(r"<!-- run -->\n```python\n(.*?)```", text, re.DOTALL)
+    assert found
+    with dspy.context(lm=scripted_lm(as_answer)):
+        exec(found[1], {"__name__": "documentation"})

@@ -1,0 +1,218 @@
+"""Criteria that count only where another one passed: scores, coverage, groups, step rewards, training credit."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.datasets import Task, make_task
+from assay.errors import RubricError
+from assay.rubrics import Criterion, Essential, Grade, JudgeSpec, Rubric, checks, lint_rubric, load_rubric
+from assay.rubrics.scoring import mean_result
+from assay.traces import Rollout, Transition
+from assay.traces.credit import Baseline, returns, rewards_of
+
+TASK = make_task({"question": "How many apples?", "answer": "12"})
+LONG = "word " * 200
+
+
+def field(name: str) -> Any:
+    def check(task: Any, prediction: Any, rollout: Any) -> Any:
+        return prediction[name]
+
+    return check
+
+
+def rubric(*criteria: Criterion, **options: Any) -> Rubric:
+    return Rubric("r", [Criterion(name="right", weight=4, check=field("right"), essential=Essential(cap=0.5)), *criteria], **options)
+
+
+def short(**options: Any) -> Criterion:
+    return Criterion(name="short", check=field("short"), when="right", **options)
+
+
+def advantages(scores: Sequence[float]) -> list[float]:
+    """Of rollouts of one call each, as GRPO credits them."""
+    group = [Rollout(score=score, transitions=[Transition(t=0, model="m", request={})]) for score in scores]
+    earned = [returns(rewards_of(rollout)) for rollout in group]
+    baseline = Baseline()
+    for found in earned:
+        baseline.add(found)
+    return [baseline.advantages(found)[0] for found in earned]
+
+
+def test_length_does_not_tell_wrong_answers_apart_in_the_shipped_rubric() -> None:
+    scoring = load_rubric("math_qa")
+    answers = ["7", "7", f"7 {LONG}", f"7 {LONG}"]
+    scores = [scoring.score(TASK, {"answer": answer, "steps": [{"tool": "calculator", "error": None}]}, None).value for answer in answers]
+    assert scores == [pytest.approx(0.2)] * 4  # (4*0 + 1*1) / 5; without `when` the long ones lose 1/5 and the group gets +-1.15
+    assert advantages(scores) == [0.0] * 4
+    right = [scoring.score(TASK, {"answer": text, "steps": [{"tool": "calculator", "error": None}]}).value for text in ("12", f"12 {LONG}")]
+    assert right == [1.0, pytest.approx(0.8)]  # (4 + 1 - 1) / 5: among right answers length still counts
+
+
+def test_a_criterion_counts_only_where_its_condition_passed() -> None:
+    scoring = rubric(short(weight=1))
+    assert scoring.score(TASK, {"right": 1.0, "short": 1.0}).value == 1.0  # (4 + 1) / 5
+    assert scoring.score(TASK, {"right": 1.0, "short": 0.0}).value == pytest.approx(0.8)  # 4 / 5
+    result = scoring.score(TASK, {"right": 0.0, "short": 1.0})
+    assert result.value == 0.0  # (4 * 0) / 5, and not 1 / 5
+    assert result.coverage == 1.0  # that it does not apply is no gap
+    assert [verdict.applies for verdict in result.verdicts] == [True, False]
+    assert "short (weight 1) counts only where right passes" in result.feedback
+
+
+def test_passing_the_condition_never_lowers_a_score_by_a_criterion_that_earns() -> None:
+    style = Criterion(name="style", weight=3, check=field("style"))
+    scoring = rubric(style, short(weight=2))
+    low, high = (scoring.score(TASK, {"right": right, "style": 1.0, "short": 0.0}).value for right in (0.0, 1.0))
+    assert low == pytest.approx(3 / 9)
+    assert high == pytest.approx(7 / 9)
+
+
+def test_an_unscored_condition_leaves_the_criterion_unscored() -> None:
+    unknown = Criterion(name="polite", weight=1, check=field("polite"))
+    scoring = Rubric(
+        "r", [Criterion(name="base", weight=1, check=field("base")), unknown, Criterion(name="kind", weight=-1, check=field("kind"), when="polite")]
+    )
+    result = scoring.score(TASK, {"base": 1.0, "polite": None, "kind": 1.0})
+    assert result.value == 1.0
+    assert result.coverage == pytest.approx(1 / 3)
+    assert "polite is unscored" in result.verdicts[2].reason
+
+
+def test_passing_is_pass_at_of_an_essential_criterion_else_a_half() -> None:
+    gates = {"a": Essential(pass_at=0.9, cap=1), "b": None}
+    for name, essential in gates.items():
+        scoring = Rubric("r", [Criterion(name=name, check=field("gate"), essential=essential), Criterion(name="x", check=field("x"), when=name)])
+        passes = [scoring.score(TASK, {"gate": grade, "x": 1.0}).verdicts[1].applies for grade in (0.4, 0.5, 0.89, 0.9)]
+        assert passes == ([False, False, False, True] if essential else [False, True, True, True])
+
+
+def test_conditions_may_wait_for_conditions_in_any_order() -> None:
+    scoring = Rubric(
+        "r",
+        [
+            Criterion(name="c", check=field("c"), when="b"),
+            Criterion(name="b", check=field("b"), when="a"),
+            Criterion(name="a", check=field("a")),
+        ],
+    )
+    assert scoring.score(TASK, {"a": 1.0, "b": 1.0, "c": 1.0}).value == 1.0
+    assert [v.applies for v in scoring.score(TASK, {"a": 0.0, "b": 1.0, "c": 1.0}).verdicts] == [False, False, True]
+
+
+def test_a_judge_is_not_asked_where_its_criterion_does_not_count() -> None:
+    asked = []
+
+    class Counting:
+        def __call__(self, criterion: Criterion) -> Any:
+            def decide(task: Any, prediction: Any, rollout: Any) -> Grade:
+                asked.append(prediction["right"])
+                return Grade(value=1.0)
+
+            return decide
+
+    scoring = rubric(Criterion(name="clear", judge=JudgeSpec(text="Is it clear?"), when="right"), resolver=Counting())
+    for right in (0.0, 1.0):
+        scoring.score(TASK, {"right": right})
+    assert asked == [1.0]
+
+
+def test_judges_that_compare_see_only_the_outputs_that_passed() -> None:
+    seen = []
+
+    class Listwise:
+        def __call__(self, *_: Any) -> Grade:
+            return Grade(value=0.0)
+
+        def grade_group(self, task: Task, outputs: Sequence[Any], rollouts: Any) -> list[Grade]:
+            seen.append([output["name"] for output in outputs])
+            return [Grade(value=1.0) for _ in outputs]
+
+    scoring = rubric(Criterion(name="best", judge=JudgeSpec(text="Which is best?"), when="right"), resolver=lambda criterion: Listwise())
+    results = scoring.score_group(TASK, [{"name": name, "right": right} for name, right in (("a", 1.0), ("b", 0.0), ("c", 1.0))])
+    assert seen == [["a", "c"]]
+    assert [result.value for result in results] == [1.0, 0.0, 1.0]
+
+
+def test_an_essential_criterion_that_does_not_count_caps_nothing() -> None:
+    scoring = Rubric(
+        "r",
+        [
+            Criterion(name="has_source", weight=0, check=field("has")),
+            Criterion(name="clear", check=field("clear")),
+            Criterion(name="source_right", check=field("right"), essential=Essential(cap=0), when="has_source"),
+        ],
+    )
+    assert scoring.score(TASK, {"has": 0.0, "clear": 1.0, "right": 0.0}).value == 0.5  # 1 / 2, not capped
+    assert scoring.score(TASK, {"has": 1.0, "clear": 1.0, "right": 0.0}).value == 0.0
+
+
+def test_step_criteria_wait_for_final_ones_and_for_each_other() -> None:
+    def brief(task: Any, prediction: Any, rollout: Any) -> float:
+        return 1.0
+
+    def even(task: Any, prediction: Any, rollout: Any) -> float:
+        return float(prediction["transition"].t % 2 == 0)
+
+    step = {"scope": "step", "weight": 0.1}
+    scoring = rubric(
+        Criterion(name="brief", check=brief, when="right", **step),
+        Criterion(name="even", check=even, **step),
+        Criterion(name="only_even", check=brief, when="even", **step),
+    )
+    for right, expected in (
+        (1.0, [{"brief": 0.1, "even": 0.1, "only_even": 0.1}, {"brief": 0.1, "even": 0.0}]),
+        (0.0, [{"even": 0.1, "only_even": 0.1}, {"even": 0.0}]),
+    ):
+        rollout = Rollout(prediction={"right": right}, transitions=[Transition(t=t, model="m", request={}) for t in range(2)])
+        assert scoring.step_rewards(TASK, rollout) == expected  # its check is run
+        rollout.verdicts = list(scoring.score(TASK, rollout.prediction, rollout).verdicts)
+        assert scoring.step_rewards(TASK, rollout) == expected  # its verdict is taken
+    failed = Rollout(transitions=[Transition(t=0, model="m", request={})])
+    assert scoring.step_rewards(TASK, failed) == [{"even": 0.1, "only_even": 0.1}]  # nothing is known of the outcome
+
+
+def test_means_are_over_the_runs_where_the_criterion_counted() -> None:
+    scoring = rubric(short(weight=1))
+    results = [scoring.score(TASK, {"right": right, "short": 1.0}) for right in (0.0, 1.0)]
+    assert mean_result(results).grades["short"] == 1.0
+    assert math.isnan(mean_result(results[:1]).grades["short"])
+
+
+@pytest.mark.parametrize(
+    ("criteria", "message"),
+    [
+        ([short(weight=1), Criterion(name="x", check=field("x"), when="rihgt")], "names no criterion.*Did you mean 'right'"),
+        ([Criterion(name="x", check=field("x"), when="x")], "waits for itself"),
+        ([Criterion(name="x", check=field("x"), when="y"), Criterion(name="y", check=field("y"), when="x")], "x -> y -> x"),
+        ([Criterion(name="x", weight=-1, check=field("x")), Criterion(name="y", check=field("y"), when="x")], "is a pitfall"),
+        ([Criterion(name="x", scope="step", check=field("x")), Criterion(name="y", check=field("y"), when="x")], "of scope 'step'"),
+    ],
+)
+def test_wrong_conditions_are_refused(criteria: list[Criterion], message: str) -> None:
+    with pytest.raises(RubricError, match=message):
+        rubric(*criteria)
+
+
+def test_a_file_names_a_condition_and_its_errors_name_the_line(tmp_path: Path) -> None:
+    file = tmp_path / "r.yaml"
+    text = "name: r\ncriteria:\n  - {name: right, check: exact}\n  - {name: long, weight: -1, check: length, with: {max_tokens: 5}, when: WHEN}\n"
+    file.write_text(text.replace("WHEN", "right"))
+    with_when = load_rubric(file)
+    assert with_when.criteria[1].when == "right"
+    assert with_when.score({"question": "q", "answer": "a"}, {"answer": LONG}).value == 0.0
+    file.write_text(text.replace("WHEN", "wrong"))
+    with pytest.raises(RubricError, match=r"r\.yaml:2: .*when='wrong' names no criterion"):
+        load_rubric(file)
+    file.write_text(text.replace(", when: WHEN", ""))
+    assert load_rubric(file).version != with_when.version
+    assert [(finding.criterion, finding.rule) for finding in lint_rubric(load_rubric(file))] == [("long", "condition")]
+
+
+def test_lint_names_the_essential_criterion_to_wait_for() -> None:
+    found = lint_rubric(rubric(Criterion(name="slow", weight=-1, check=checks.token_use, arguments={"budget": 10})))
+    assert [finding.text.endswith("add `when: right`") for finding in found] == [True]

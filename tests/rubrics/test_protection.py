@@ -1,0 +1,206 @@
+"""Rubrics as metrics of stock DSPy: an unscored task is left out of every average and is never 0."""
+
+import json
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import dspy
+import pytest
+from dspy.teleprompt import simba
+from dspy.teleprompt.gepa.gepa_utils import DspyAdapter
+
+from assay.errors import Unscored
+from assay.rubrics import Criterion, NoGrade, Rubric
+from assay.rubrics.protection import MissingScore
+from assay.testing import scripted_lm
+
+N = 15
+
+
+def right(task: Any, prediction: Any, rollout: Any) -> float:
+    """Grades every task but each third, which its judge cannot decide. Every answer is right."""
+    if task.inputs["n"] % 3 == 0:
+        raise NoGrade("the judge is away")
+    return 1.0
+
+
+def rubric(check: Callable[..., float] = right) -> Rubric:
+    return Rubric("partly_scored", [Criterion(name="right", check=check)])
+
+
+class Echo(dspy.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.say = dspy.Predict("n: int -> answer: str")
+
+    def forward(self, n: int) -> dspy.Prediction:
+        return self.say(n=n)
+
+
+def examples(count: int = N) -> list[dspy.Example]:
+    return [dspy.Example(n=n, answer="yes").with_inputs("n") for n in range(count)]
+
+
+@pytest.fixture(autouse=True)
+def _model() -> Any:
+    said = "[[ ## answer ## ]]\nyes\n[[ ## proposed_instruction ## ]]\nSay yes.\n[[ ## completed ## ]]"
+    with dspy.context(lm=scripted_lm(lambda request: said), adapter=dspy.ChatAdapter()):
+        yield
+
+
+def test_evaluate_divides_by_the_scored_tasks_alone() -> None:
+    for threads in (1, 4):
+        result = dspy.Evaluate(devset=examples(), metric=rubric().metric(), num_threads=threads)(Echo())
+        assert result.score == 100.0
+        scores = [score for *_, score in result.results]
+        assert [math.isnan(score) for score in scores] == [n % 3 == 0 for n in range(N)]
+        assert result.results[0][1].answer == "yes"
+
+
+def test_evaluate_also_of_a_metric_with_feedback_or_inside_a_users_function(tmp_path: Any) -> None:
+    inner = rubric().metric()
+    with_feedback = dspy.Evaluate(devset=examples(), metric=rubric().metric(feedback=True), num_threads=1)(Echo())
+    wrapped = dspy.Evaluate(devset=examples(), metric=lambda example, prediction: inner(example, prediction) / 2, num_threads=1)(Echo())
+    assert (with_feedback.score, wrapped.score) == (100.0, 50.0)
+    many = dspy.Evaluate(devset=examples(40), metric=inner, num_threads=1, save_as_json=str(tmp_path / "rows.json"))(Echo())
+    assert many.score == 100.0, "14 unscored tasks are more than the ten errors at which DSPy gives up"
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert math.isnan(rows[0]["RubricMetric"])
+    assert rows[1]["RubricMetric"] == 1.0
+
+
+def test_evaluate_without_any_score_is_an_error_that_says_why() -> None:
+    def away(task: Any, prediction: Any, rollout: Any) -> float:
+        raise NoGrade("the judge is away")
+
+    with pytest.raises(Unscored, match=r"(?s)none of the 15 examples could be scored.*the judge is away"):
+        dspy.Evaluate(devset=examples(), metric=rubric(away).metric(), num_threads=1)(Echo())
+
+
+def test_random_search_compares_means_over_scored_tasks() -> None:
+    optimizer = dspy.BootstrapFewShotWithRandomSearch(metric=rubric().metric(), max_bootstrapped_demos=2, num_candidate_programs=2, num_threads=1)
+    best = optimizer.compile(Echo(), trainset=examples())
+    assert [candidate["score"] for candidate in best.candidate_programs] == [100.0] * len(best.candidate_programs)
+    shown = {demo.n for demo in best.candidate_programs[-1]["program"].say.demos if getattr(demo, "augmented", False)}
+    assert all(n % 3 for n in shown), "a run that could not be scored is no demonstration"
+
+
+def test_bootstrapping_survives_more_unscored_tasks_than_dspy_allows_errors() -> None:
+    teleprompter = dspy.BootstrapFewShot(metric=rubric().metric(), max_bootstrapped_demos=30, max_errors=3)
+    assert all(demo.n % 3 for demo in teleprompter.compile(Echo(), trainset=examples(40)).say.demos if getattr(demo, "augmented", False))
+
+
+def mipro(metric: Any) -> dspy.MIPROv2:
+    return dspy.MIPROv2(metric=metric, auto=None, num_candidates=2, max_bootstrapped_demos=0, max_labeled_demos=0, num_threads=1, verbose=False)
+
+
+def test_mipro_compares_means_over_scored_tasks() -> None:
+    best = mipro(rubric().metric()).compile(Echo(), trainset=examples(), valset=examples(), num_trials=3, minibatch=True, minibatch_size=8)
+    assert best.score == 100.0
+    assert {entry["score"] for entry in best.mb_candidate_programs + best.candidate_programs} == {100.0}
+
+
+def test_mipro_does_not_make_0_of_an_evaluation_without_scores() -> None:
+    def away(task: Any, prediction: Any, rollout: Any) -> float:
+        raise NoGrade("the judge is away")
+
+    with pytest.raises(Unscored):
+        mipro(rubric(away).metric()).compile(Echo(), trainset=examples(), valset=examples(), num_trials=2, minibatch=False)
+
+
+def gepa(metric: Any, **options: Any) -> dspy.GEPA:
+    proposer = scripted_lm(lambda request: '{"new_instruction": "Say yes at once."}')
+    return dspy.GEPA(metric=metric, reflection_lm=proposer, max_metric_calls=60, num_threads=1, track_stats=True, use_merge=False, **options)
+
+
+@pytest.mark.parametrize("feedback", [True, False])
+def test_gepa_selects_by_scored_tasks(feedback: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    proposed: list[dict[str, str]] = []
+    build = DspyAdapter.build_program
+    monkeypatch.setattr(DspyAdapter, "build_program", lambda self, candidate: [proposed.append(candidate), build(self, candidate)][1])
+    found = gepa(rubric().metric(feedback=feedback), skip_perfect_score=False).compile(Echo(), trainset=examples(), valset=examples(6))
+    scores = [score for by_task in found.detailed_results.val_subscores for score in by_task.values()]
+    assert any("at once" in candidate["say"] for candidate in proposed), "GEPA reflected on batches with unscored tasks"
+    assert set(scores) == {1.0}, "all that is scored is 1, so a task that is not stands nowhere as anything else"
+
+
+def test_gepa_goes_on_after_a_batch_without_scores_and_prefers_nothing_for_it() -> None:
+    metric, tasks = rubric().metric(), examples(7)
+    adapter = DspyAdapter(student_module=Echo(), metric_fn=metric, feedback_map={}, num_threads=1)
+    candidate = {"say": "Say yes."}
+    with pytest.raises(Unscored):
+        adapter.evaluate([tasks[0], tasks[3]], candidate)
+    assert adapter.evaluate(tasks, candidate).scores == [1.0] * 7
+    assert adapter.evaluate([tasks[0], tasks[3], tasks[6]], candidate, capture_traces=True).scores == [1.0] * 3
+
+
+def test_gepa_ends_where_the_judge_is_gone() -> None:
+    asked = []
+
+    def dying(task: Any, prediction: Any, rollout: Any) -> float:
+        asked.append(task)
+        if len(asked) > 12:
+            raise NoGrade("the judge is away")
+        return 0.5
+
+    with pytest.raises(Unscored, match=r"(?s)5 batches in a row.*the judge is away"):
+        gepa(rubric(dying).metric(feedback=True)).compile(Echo(), trainset=examples(), valset=examples(6))
+
+
+def test_simba_gives_an_unscored_run_the_mean_of_its_examples_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+
+    def rule(bucket: Any, system: Any, **kwargs: Any) -> bool:
+        seen.extend(run["score"] for run in bucket)
+        return True
+
+    monkeypatch.setattr(simba, "append_a_rule", rule)
+    optimizer = dspy.SIMBA(metric=rubric().metric(), bsize=6, num_candidates=2, max_steps=2, max_demos=0, num_threads=1)
+    best = optimizer.compile(Echo(), trainset=examples(12), seed=0)
+    assert set(seen) == {1.0}
+    assert {entry["score"] for entry in best.candidate_programs} == {1.0}
+
+
+def test_metrics_of_ones_own_behave_as_before() -> None:
+    rubric().metric()  # the protection is in place
+    seen: list[Any] = []
+
+    class Watcher(dspy.utils.callback.BaseCallback):  # type: ignore[misc]
+        def on_evaluate_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+            seen.append(inputs.get("metric"))
+
+    def raising(example: Any, prediction: Any) -> float:
+        if example.n < 5:
+            raise ValueError("mine")
+        return 1.0
+
+    with dspy.context(callbacks=[Watcher()]):
+        result = dspy.Evaluate(devset=examples(), num_threads=1, failure_score=0.25)(Echo(), metric=raising)
+    assert result.score == round(100 * (5 * 0.25 + 10) / N, 2)
+    assert result.results[0][2] == 0.25
+    assert seen == [raising]
+    nothing = dspy.Evaluate(devset=examples(), metric=lambda example, prediction: math.nan, num_threads=1)(Echo())
+    assert math.isnan(nothing.score), "a NaN of somebody else's metric stays one"
+    with pytest.raises(Exception, match="cancelled"):
+        dspy.Evaluate(devset=examples(), metric=raising, num_threads=1, max_errors=3)(Echo())
+
+
+def test_a_metric_asked_for_feedback_on_one_predictor_gives_it_without_a_score() -> None:
+    told = rubric().metric()(examples()[0], dspy.Prediction(answer="yes"), [], "say", [])
+    assert math.isnan(told.score)
+    assert "away" in told.feedback
+    assert rubric().metric()(examples()[0], dspy.Prediction(answer="yes"), []) is False
+
+
+def test_a_missing_score_is_left_out_of_sums_and_is_not_0() -> None:
+    missing = MissingScore()
+    assert math.isnan(missing)
+    assert not missing
+    assert sum([1.0, missing, 0.5, missing]) / 4 == 0.75
+    assert 100 * sum([missing, 1, True]) / 3 == 100.0
+    assert math.isnan((missing + missing) / 2)
+    kept = pickle.loads(pickle.dumps(missing))
+    assert math.isnan(kept)
+    assert kept.missing == 1

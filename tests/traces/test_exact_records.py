@@ -1,0 +1,326 @@
+"""What a model answered is in the store byte for byte, through every engine, prompt format and streaming mode."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import dspy
+import pytest
+from aiohttp import web
+from dspy import lm15
+
+from assay.models import ResponseCache, get_lm, with_recording
+from assay.programs.adapters import make_adapter
+from assay.testing.serving import post, served
+from assay.testing.upstream import ScriptedUpstream
+from assay.traces import Recorder, Rollout, Store, Transition
+from assay.traces.dialects import answer_of
+from assay.traces.gateway import Gateway
+from assay.traces.importing import import_traces
+from assay.traces.rows import TRANSITION_JSON, row_of
+from assay.traces.selection import Turn
+from assay.traces.upstreams import upstream_of
+
+FORMATS = ("json", "lean", "chat")
+# spaces, escapes and numbers that a parsed and rewritten object would not have
+ANSWERS = {
+    "json": '{"label":  "pos" ,\n  "why": "1.50 \\u00e9 \\"quoted\\" \\/ and 1e2" }',
+    "lean": "label: pos\nwhy:   1.50 é \"quoted\" / and 1e2",
+    "chat": "[[ ## label ## ]]\npos\n\n[[ ## why ## ]]\n 1.50 é \"quoted\" / and 1e2\n\n[[ ## completed ## ]]",
+}  # fmt: skip
+
+
+class Sentiment(dspy.Signature):
+    """Judge the text."""
+
+    text: str = dspy.InputField()
+    label: Literal["pos", "neg"] = dspy.OutputField()
+    why: str = dspy.OutputField()
+
+
+class Fixed:
+    """An OpenAI-compatible server that gives one message, streamed in pieces where the caller asks for a stream."""
+
+    def __init__(self) -> None:
+        self.message: dict[str, Any] = {}
+        self.finish = "stop"
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self._chat)
+        return app
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        body, usage = await request.json(), {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+        head = {"id": "1", "model": "m", "created": 1, "usage": usage}
+        message = {"role": "assistant", "content": None, **self.message}
+        if not body.get("stream"):
+            return web.json_response(
+                {**head, "object": "chat.completion", "choices": [{"index": 0, "message": message, "finish_reason": self.finish}]}
+            )
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        deltas: list[dict[str, Any]] = [{key: value} for key, value in message.items() if key != "content"]
+        deltas += [{"content": message["content"][at : at + 5]} for at in range(0, len(message["content"] or ""), 5)]
+        for delta in [*deltas, None]:
+            choice = {"index": 0, "delta": delta or {}, "finish_reason": None if delta is not None else self.finish}
+            await response.write(f"data: {json.dumps({**head, 'object': 'chat.completion.chunk', 'choices': [choice]})}\n\n".encode())
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+
+@pytest.fixture(scope="module")
+def fixed() -> Iterator[tuple[Fixed, str]]:
+    server = Fixed()
+    with served(server.app()) as url:
+        yield server, url
+
+
+def lm_of(engine: str, url: str, recorder: Recorder, cache: ResponseCache | None = None) -> Any:
+    """A recorded model: over DSPy's own client, over litellm, or over an engine that somebody wrote."""
+    if engine == "native":
+        return get_lm("openai/m", api_base=f"{url}/v1", api_key="none", observers=[recorder.observe], cache=cache)
+    given = dspy.LM("openai/m", api_base=f"{url}/v1", api_key="none", engine="litellm", cache=False, num_retries=0)
+    if engine == "own":
+        given = dspy.LM("own/m", engine=Own(f"{url}/v1"), cache=False)
+    return with_recording(given, observers=[recorder.observe], cache=cache)
+
+
+class Own:
+    """Somebody's own DSPy engine: parsed data, and no reply of a server beside it."""
+
+    supports_function_calling = supports_reasoning = False
+    supports_response_schema = True
+    supported_params = frozenset({"temperature", "max_tokens", "response_format"})
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def complete(self, request: Any) -> Any:
+        _, body = post(f"{self.url}/chat/completions", {"messages": []})
+        return lm15.response_from_openai_chat(body, model="m")
+
+
+def run(program: Any, *, streamed: bool, **inputs: Any) -> Any:
+    if not streamed:
+        return program(**inputs)
+
+    async def collect() -> Any:
+        parts = [part async for part in dspy.streamify(program)(**inputs)]
+        return parts[-1]
+
+    return asyncio.run(collect())
+
+
+def stored(store: Store, rollout: Rollout) -> list[Transition]:
+    store.flush()
+    return store.rollout(rollout.id).transitions
+
+
+def as_turn(transition: Transition) -> Turn:
+    row = row_of(transition, TRANSITION_JSON)
+    return Turn([row[name] for name in Turn.COLUMNS])
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("adapter", FORMATS)
+@pytest.mark.parametrize("engine", ["native", "litellm", "own"])
+def test_a_program_answer_is_stored_byte_for_byte(
+    fixed: tuple[Fixed, str], tmp_path: Path, engine: str, adapter: str, streamed: bool
+) -> None:  # fmt: skip
+    server, url = fixed
+    server.message, cache = {"content": ANSWERS[adapter]}, ResponseCache()
+    with Store(tmp_path / "s.db") as store:
+        recorder = Recorder(store)
+        for cached in (False, True):
+            rollout = Rollout()
+            with dspy.context(lm=lm_of(engine, url, recorder, cache), adapter=make_adapter(adapter)), recorder.rollout(rollout):
+                prediction = run(dspy.Predict(Sentiment), streamed=streamed, text="fine")
+            (transition,) = stored(store, rollout)
+            assert (transition.error, transition.cached, transition.output) == (None, cached, ANSWERS[adapter])
+            assert make_adapter(adapter).parse(Sentiment, transition.output) == dict(prediction.items())
+            turn = as_turn(transition)
+            assert turn.answer == {"role": "assistant", "content": ANSWERS[adapter]}  # what an export trains on
+            assert turn.problem(rollout, True) is None
+
+
+@pytest.mark.parametrize("adapter", FORMATS)
+def test_the_embedded_models_answer_is_what_the_program_read(embedded: str, tmp_path: Path, adapter: str) -> None:
+    with Store(tmp_path / "s.db") as store:
+        recorder, rollout = Recorder(store), Rollout()
+        lm = get_lm(embedded, observers=[recorder.observe], temperature=0.1, max_tokens=60, seed=1)
+        with dspy.context(lm=lm, adapter=make_adapter(adapter)), recorder.rollout(rollout):
+            try:
+                read = dict(dspy.Predict(Sentiment)(text="A fine day.").items())
+            except dspy.utils.exceptions.AdapterParseError as error:  # ChatAdapter, which nothing constrains
+                read = error.lm_response
+        calls = stored(store, rollout)
+        transition, used = calls[-1], "json" if len(calls) > 1 else adapter  # ChatAdapter asks again as JSON
+        parsed = transition.output if isinstance(read, str) else make_adapter(used).parse(Sentiment, transition.output)
+        assert transition.output
+        assert parsed == read
+        assert as_turn(transition).answer["content"] == transition.output
+
+
+MESSAGES: dict[str, tuple[dict[str, Any], str]] = {
+    "refusal": ({"refusal": "I cannot help with that."}, "I cannot help with that."),
+    "reasoning": ({"content": "four", "reasoning_content": "2 and 2 make 4"}, "four"),
+    "parts": ({"content": [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]}, "one two"),
+    "image": (
+        {"content": "here", "images": [{"type": "image_url", "image_url": {"url": "https://x.org/a.png"}}]},
+        "here[image: https://x.org/a.png]",
+    ),
+    "blank": ({"content": "  \n"}, "  \n"),
+}
+
+
+@pytest.mark.parametrize("engine", ["native", "gateway"])
+@pytest.mark.parametrize("kind", MESSAGES)
+def test_every_kind_of_answer_is_stored(fixed: tuple[Fixed, str], tmp_path: Path, kind: str, engine: str) -> None:
+    server, url = fixed
+    server.message, expected = MESSAGES[kind]
+    with Store(tmp_path / "s.db") as store:
+        rollout = Rollout()
+        if engine == "native":
+            recorder = Recorder(store)
+            with recorder.rollout(rollout):
+                lm_of(engine, url, recorder)("hello")
+        else:
+            with served(Gateway(store, upstream_of("m", base=url)).app()) as gateway:
+                post(f"{gateway}/r/{rollout.id}/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]})
+        (transition,) = stored(store, rollout)
+        answer = answer_of(transition.request.get("dialect"), (transition.response or {}).get("body", transition.response))
+    assert (transition.error, transition.output) == (None, expected)
+    assert answer.output == expected
+    assert answer.reasoning == (server.message.get("reasoning_content") or "")
+
+
+ARGUMENTS = '{"city": "Z\\u00fcrich",  "days":1.50}'
+
+
+@pytest.mark.parametrize("engine", ["native", "litellm", "gateway"])
+def test_a_tool_call_is_stored_with_its_arguments_as_written(fixed: tuple[Fixed, str], tmp_path: Path, engine: str) -> None:
+    server, url = fixed
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": ARGUMENTS}}
+    server.message, server.finish = {"tool_calls": [call]}, "tool_calls"
+    try:
+        with Store(tmp_path / "s.db") as store:
+            rollout = Rollout()
+            if engine == "gateway":
+                with served(Gateway(store, upstream_of("m", base=url)).app()) as gateway:
+                    post(f"{gateway}/r/{rollout.id}/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]})
+            else:
+                recorder = Recorder(store)
+                with recorder.rollout(rollout):
+                    lm_of(engine, url, recorder)("hello")
+            (transition,) = stored(store, rollout)
+    finally:
+        server.finish = "stop"
+    assert [(tool.name, tool.arguments) for tool in transition.tools] == [("weather", {"city": "Zürich", "days": 1.5})]
+    (written,) = as_turn(transition).answer["tool_calls"]
+    assert written["function"] == {"name": "weather", "arguments": ARGUMENTS}
+    assert as_turn(transition).problem(rollout, True) is None
+
+
+def test_a_tool_that_the_model_asked_for_is_one_record_with_its_result(fixed: tuple[Fixed, str]) -> None:
+    server, url = fixed
+    call = {"id": "c1", "type": "function", "function": {"name": "double", "arguments": '{"x": 2}'}}
+    server.message = {"tool_calls": [call]}
+
+    def double(x: int) -> int:
+        return 2 * x
+
+    recorder = Recorder()
+    with recorder.active(), recorder.rollout(Rollout()) as rollout:
+        lm_of("native", url, recorder)("hello")
+        assert [(t.name, t.result) for t in rollout.tools] == [("double", None)]
+        dspy.Tool(double)(x=2)
+        dspy.Tool(double)(x=3)
+    assert [(t.arguments, t.result) for t in rollout.tools] == [({"x": 2}, "4"), ({"x": 3}, "6")]
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("adapter", FORMATS)
+def test_the_gateway_stores_what_passed(fixed: tuple[Fixed, str], tmp_path: Path, adapter: str, streamed: bool) -> None:
+    server, url = fixed
+    server.message = {"content": ANSWERS[adapter]}
+    with Store(tmp_path / "s.db") as store, served(Gateway(store, upstream_of("m", base=url)).app()) as gateway:
+        lm = dspy.LM("openai/m", api_base=f"{gateway}/v1", api_key="rollout-r1", cache=False, num_retries=0)
+        with dspy.context(lm=lm, adapter=make_adapter(adapter)):
+            prediction = run(dspy.Predict(Sentiment), streamed=streamed, text="fine")
+        store.flush()
+        (rollout,) = store.rollouts()
+        (transition,) = store.rollout(rollout.id).transitions
+    assert transition.output == ANSWERS[adapter]
+    assert make_adapter(adapter).parse(Sentiment, transition.output) == dict(prediction.items())
+    assert as_turn(transition).answer["content"] == ANSWERS[adapter]
+
+
+@pytest.mark.parametrize("dialect", ["responses", "messages"])
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+def test_other_dialects_through_the_gateway_keep_the_text(tmp_path: Path, dialect: str, streamed: bool) -> None:
+    said = 'a "quoted" é  text\n with 1.50'
+    path, body = {
+        "responses": ("/v1/responses", {"input": said}),
+        "messages": ("/v1/messages", {"messages": [{"role": "user", "content": said}], "max_tokens": 9}),
+    }[dialect]
+    with Store(tmp_path / "s.db") as store, served(ScriptedUpstream().app()) as url, served(Gateway(store, upstream_of("m", base=url)).app()) as gate:
+        try:
+            post(f"{gate}/r/r1{path}", {**body, "stream": streamed})
+        except ValueError:
+            assert streamed  # the stream is no JSON
+        store.flush()
+        (rollout,) = store.rollouts()
+        (transition,) = store.rollout(rollout.id).transitions
+    assert transition.output == f"echo: {said}"
+
+
+@pytest.mark.parametrize("adapter", [*FORMATS, "refusal"])
+@pytest.mark.parametrize("kind", ["otlp", "langfuse", "mlflow"])
+def test_an_imported_answer_is_stored_byte_for_byte(tmp_path: Path, kind: str, adapter: str) -> None:
+    text = ANSWERS.get(adapter, "I cannot help with that.")
+    message = {"role": "assistant", "content": text} if adapter in ANSWERS else {"role": "assistant", "content": None, "refusal": text}
+    asked = [{"role": "user", "content": "fine"}]
+    path = tmp_path / f"{kind}.json"
+    path.write_text(json.dumps(_trace(kind, asked, message)), encoding="utf-8")
+    with Store(tmp_path / "s.db") as store:
+        import_traces(store, kind, path)
+        store.flush()
+        (rollout,) = store.rollouts()
+        (transition,) = store.rollout(rollout.id).transitions
+    assert transition.output == text
+    turn = as_turn(transition)
+    assert turn.answer["content"] == text
+    if adapter in FORMATS:
+        assert make_adapter(adapter).parse(Sentiment, transition.output)["label"] == "pos"
+
+
+def _trace(kind: str, asked: list[dict[str, Any]], message: dict[str, Any]) -> Any:
+    """One LM call as a tracer writes it."""
+    if kind == "langfuse":
+        return [{"id": "t", "name": "a", "timestamp": "2026-01-01T00:00:00Z", "observations": [
+            {"id": "o", "traceId": "t", "type": "GENERATION", "name": "g", "model": "m", "startTime": "2026-01-01T00:00:00Z",
+             "endTime": "2026-01-01T00:00:01Z", "input": asked, "output": message}]}]  # fmt: skip
+    answer = {"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}
+    if kind == "mlflow":
+        return [{"info": {"trace_id": "t", "state": "OK"}, "data": {"spans": [
+            {"name": "g", "span_id": "0000000000000001", "trace_id": "1", "parent_span_id": None, "start_time_unix_nano": 1, "end_time_unix_nano": 2,
+             "status": {"code": "STATUS_CODE_OK"}, "attributes": {"mlflow.spanType": json.dumps("CHAT_MODEL"),
+             "mlflow.spanInputs": json.dumps({"model": "m", "messages": asked}), "mlflow.spanOutputs": json.dumps(answer)}}]}}]  # fmt: skip
+    parts = [{"type": "text", "content": message["content"]}] if message["content"] else [{"type": "refusal", "content": message["refusal"]}]
+    values = {
+        "gen_ai.operation.name": "chat", "gen_ai.request.model": "m",
+        "gen_ai.input.messages": json.dumps([{"role": "user", "parts": [{"type": "text", "content": "fine"}]}]),
+        "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": parts, "finish_reason": "stop"}]),
+    }  # fmt: skip
+    span = {"traceId": "0" * 31 + "1", "spanId": "0" * 15 + "1", "name": "chat m", "startTimeUnixNano": "1", "endTimeUnixNano": "2",
+            "attributes": [{"key": key, "value": {"stringValue": value}} for key, value in values.items()]}  # fmt: skip
+    return {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}
+
+
+def test_records_of_before_that_lack_the_text_of_parsed_data_read_it_from_the_response() -> None:
+    response = {"model": "m", "message": {"role": "assistant", "parts": [{"type": "data", "value": {"label": "pos"}}]}, "finish_reason": "stop"}
+    turn = as_turn(Transition(t=0, model="m", request={"messages": []}, response=response, output=""))
+    assert (turn.output, turn.answer["content"]) == ('{"label": "pos"}',) * 2

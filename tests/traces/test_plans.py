@@ -1,0 +1,116 @@
+"""No command reads a whole table where an index serves: query plans on SQLite of what the commands really ask."""
+
+import re
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from click.testing import CliRunner
+
+from assay.cli.main import group
+from assay.errors import FailureKind
+from assay.traces import Rollout, Store, ToolCall, Transition
+from assay.traces import counts as store_counts
+
+RUN = "compile-1-abc"
+# A whole table is read where the plan scans it, unless an index alone answers. Exports read rollouts in an index's order, a list ends at its
+# limit, the index of failed calls holds no others, and runs are few.
+WHOLE = re.compile(r"^SCAN (transitions|rollouts|labels|runs)\b(?!.* USING COVERING INDEX)")
+ALLOWED = re.compile(r"^SCAN (rollouts USING INDEX rollouts_by_(group|time)|transitions USING INDEX transitions_failed|runs$)")
+
+
+def request(text: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "parts": [{"type": "text", "text": text}]}]}
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Path:
+    path = tmp_path / "s.db"
+    with Store(path) as store:
+        store.put_run(RUN, kind="compile", config={}, status="done", started_at=1.0)
+        for at in range(30):
+            rollout = Rollout(
+                id=f"{at:032x}", run_id=RUN, task_id=f"t{at % 5}", group_id=f"t{at % 5}", status="done", score=at / 30, rubric="r@1",
+                split="gate" if at % 7 == 0 else "train", inputs={"q": f"question {at}"}, prediction={"answer": "4"},
+                data_subject=f"p{at % 3}", failure=FailureKind.PARSE if at == 3 else None,
+            )  # fmt: skip
+            store.put_rollout(rollout)
+            for t in range(2):
+                tools = [ToolCall(name="calculator", arguments={"expression": "2+2"}, result="4")] if t == 0 else []
+                store.put_transition(
+                    rollout.id,
+                    Transition(
+                        t=t, model="m", request=request(f"q{at}"), response={"text": "4"}, output="4", tools=tools, prompt_tokens=3, cost_usd=0.0
+                    ),
+                )
+    return path
+
+
+@pytest.fixture
+def plans(filled: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Plans of every statement that goes through SQLAlchemy or `assay.traces.counts` from here on."""
+    found: list[tuple[str, str]] = []
+    db = sqlite3.connect(filled)
+
+    def explain(statement: str, values: Any) -> None:
+        if statement.lstrip().upper().startswith(("SELECT", "DELETE", "UPDATE")):
+            found.extend((row[3], statement) for row in db.execute(f"EXPLAIN QUERY PLAN {statement}", values))
+
+    def listener(conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool) -> None:
+        explain(statement, parameters[0] if executemany else parameters)
+
+    plain = store_counts.stats
+
+    def stats(execute: Any, run_id: str | None = None) -> Any:
+        return plain(lambda statement, values: (explain(statement, dict(values)), execute(statement, values))[1], run_id)
+
+    monkeypatch.setattr(store_counts, "stats", stats)
+    sa.event.listen(sa.Engine, "before_cursor_execute", listener)
+    yield found
+    sa.event.remove(sa.Engine, "before_cursor_execute", listener)
+    db.close()
+
+
+def whole(plans: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(plan, statement) for plan, statement in plans if WHOLE.match(plan) and not ALLOWED.match(plan)]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["traces", "list"],
+        ["traces", "list", "--run", RUN],
+        ["traces", "list", "--task", "t1"],
+        ["traces", "list", "--split", "gate"],
+        ["traces", "show", "0000000000000000000000000000001"],
+        ["traces", "show", f"{3:032x}"],
+        ["traces", "stats"],
+        ["traces", "stats", "--run", RUN],
+        ["traces", "rate", f"{3:032x}", "0.5"],
+        ["traces", "close"],
+        ["traces", "forget", "p1"],
+        ["export", "sft", "--min-clean", "0", "--out", "out"],
+        ["export", "sft", "--min-clean", "0", "--out", "out", "--run", RUN],
+        ["export", "grpo", "--rubric", "math_qa", "--min-clean", "0", "--out", "out"],
+        ["export", "preferences", "--min-clean", "0", "--out", "out"],
+        ["export", "transitions", "--min-clean", "0", "--out", "out"],
+    ],
+    ids=" ".join,
+)
+def test_no_command_reads_a_whole_table(filled: Path, plans: list[tuple[str, str]], arguments: list[str]) -> None:
+    CliRunner().invoke(group, [*arguments, "--store", str(filled)])
+    assert any("rollouts" in plan for plan, _ in plans)
+    assert whole(plans) == []
+
+
+def test_what_a_resumed_run_asks_reads_no_whole_table(filled: Path, plans: list[tuple[str, str]]) -> None:
+    with Store(filled) as store:
+        assert store.spent(RUN)["search"].calls == 60
+        assert store.runs("compile-1") == [(RUN, "done")]
+        store.unrecorded(RUN)
+        store.forget_rater("ann")
+        list(store.labels("q"))
+    assert len(plans) >= 5
+    assert whole(plans) == []

@@ -1,0 +1,128 @@
+"""Telephone numbers, dates, streets, identity numbers, names by lists: recall on generated texts, and what is left alone."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.traces import privacy_gazetteers
+from assay.traces.privacy import Anonymizer
+
+KEY = b"0123456789abcdef"
+LISTED = pytest.mark.skipif(not privacy_gazetteers.available(), reason="the lists of the extra are not installed")
+
+
+def hidden(text: str, engine: str = "patterns") -> str:
+    return Anonymizer(KEY, engine=engine).text(text)
+
+
+@pytest.fixture(scope="module")
+def recall() -> Any:
+    pytest.importorskip("faker")
+    path = Path(__file__).parents[2] / "benchmarks" / "privacy_recall.py"
+    spec = importlib.util.spec_from_file_location("privacy_recall", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_goals_without_the_extra_are_met_on_held_out_texts(recall: Any) -> None:
+    found = recall.measure("held-out", 480, 5, "patterns", subject=False)
+    shares = {kind: row["recall"] for kind, row in found["types"].items()}
+    assert shares["phone"] >= 0.95
+    assert shares["date"] >= 0.80
+    assert shares["street"] >= 0.60
+    assert found["clean_changed"] <= 0.02 * found["clean"]
+
+
+@LISTED
+def test_the_goals_with_the_extra_are_met_on_held_out_texts(recall: Any) -> None:
+    found = recall.measure("held-out", 480, 5, "gazetteers", subject=True)
+    shares = {kind: row["recall"] for kind, row in found["types"].items()}
+    assert shares["person"] >= 0.80
+    assert shares["place"] >= 0.75  # 0.82 on 1,500 texts; the interval of this many is 0.07 wide
+    assert found["clean_changed"] <= 0.02 * found["clean"]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("Please call me back on 3354118578 before Friday.", "3354118578"),
+        ("The parcel goes to Drubinstraße 47-26 on Monday", "Drubinstraße 47-26"),
+        ("She lives at 8, rue Chartier since May", "rue Chartier"),
+        ("He moved to Calle de Juan Valera 12 in spring", "Juan Valera"),
+        ("Appointment of the customer: 12 March 2024 at noon", "12 March 2024"),
+        ("The customer moved out on 03.05.2019 for good", "03.05.2019"),
+        ("my PESEL: 44051401359", "44051401359"),
+        ("CPF 390.533.447-05 of the buyer", "390.533.447-05"),
+    ],
+)
+def test_forms_of_several_countries_are_hidden(text: str, value: str) -> None:
+    assert value not in hidden(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Python 10.15.7.3 and Rust are fast.",
+        "Upgrade the driver 2.14.3.9 first.",
+        "app 4.3.2.10 and above",
+        "2024-05-03 12:30:45,123 INFO worker-3 started the job again",
+        "Released 2024-05-03 under the licence of the project",
+        "mode 0755 0644 0600 for the three files of the user",
+        "The call took 9141520 cycles of the processor",
+        "CPF 111.222.333-44 is no valid one",
+        "The Pythagorean theorem: a^2 + b^2 = c^2.",
+        "Use Kubernetes in Production and Terraform in Staging.",
+        "[[ ## mail ## ]]\nInvoice 15 of May is wrong.\n\nRespond with a JSON object in the following order of fields: `team`.",
+    ],
+)
+def test_versions_logs_and_prose_are_left_alone(text: str) -> None:
+    assert hidden(text) == text
+    if privacy_gazetteers.available():
+        assert hidden(text, "gazetteers") == text
+
+
+@LISTED
+@pytest.mark.parametrize("text", ["`steps` (str):\nAll interactions are structured", "(list):\nReading comes first", "Step 1\nMobile users skip it"])
+def test_a_capital_at_the_begin_of_a_line_makes_no_place(text: str) -> None:
+    assert hidden(text, "gazetteers") == text
+    assert "Reading" not in hidden("12 Oak Road\nReading, RG1 2AB", "gazetteers")
+
+
+def test_an_address_of_small_numbers_is_found_where_nothing_says_version() -> None:
+    assert "12.3.4.5" not in hidden("The login from 12.3.4.5 was not me")
+    assert "12.10.10.10" not in hidden("; 12.10.10.10 ;")
+
+
+@LISTED
+def test_names_and_places_are_found_by_lists() -> None:
+    text = hidden("Dear Jane Miller, we met Pedro Gonzalez in Barcelona.", "gazetteers")
+    assert not any(name in text for name in ("Jane", "Miller", "Pedro", "Gonzalez", "Barcelona"))
+    assert hidden("Will the March release read Reading lists?", "gazetteers") == "Will the March release read Reading lists?"
+    anonymizer = Anonymizer(KEY, engine="names")
+    assert anonymizer.finds_names
+    assert anonymizer.text(anonymizer.text("Dear Jane Miller,")) == anonymizer.text("Dear Jane Miller,")
+
+
+def test_hostile_texts_take_little_time(recall: Any) -> None:
+    import time
+
+    for text in (
+        "1 " * 20_000,
+        "A" * 40_000,
+        "Aa " * 15_000 + "1",
+        "12/" * 15_000,
+        "(1" * 15_000,
+        "Calle " * 8_000,
+        "12 A. " * 8_000,
+        "call " * 10_000 + "1",
+    ):
+        clock = time.process_time()
+        hidden("start of text " + text)
+        assert time.process_time() - clock < 8

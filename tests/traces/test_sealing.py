@@ -1,0 +1,280 @@
+"""One salt a store, splits by content in every command, the test split opened once a job and counted, non-inferiority."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+
+import assay
+from assay.datasets.splits import load_splits, split_of
+from assay.datasets.tasks import content_hash
+from assay.errors import ConfigError
+from assay.jobs import CommonConfig
+from assay.optimizers.comparison import Comparison
+from assay.optimizers.evaluation import Evaluation
+from assay.optimizers.statistics import paired_gain
+from assay.testing import scripted_lm
+from assay.traces import Rollout, Store, Transition
+from assay.traces.gates import Gates
+from assay.traces.sealing import SplitFinder, know_splits, open_test, resolve_salt, salt_of
+from assay.tuning.config import TuneConfig
+from assay.tuning.report import cheaper
+
+LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)
+QUESTIONS = [f"How far is place {at} from here?" for at in range(120)]
+
+
+def answering(request: Any) -> str:
+    return json.dumps({"answer": "7"})
+
+
+@pytest.fixture
+def job(own_folder: Path) -> dict[str, Any]:
+    Path("p.py").write_text(
+        "import dspy\n\nclass P(dspy.Module):\n    def __init__(self):\n        super().__init__()\n        self.ask = dspy.Predict('question -> answer')\n\n"
+        "    def forward(self, question):\n        return self.ask(question=question)\n"
+    )
+    Path("d.jsonl").write_text("".join(json.dumps({"question": question, "answer": "7"}) + "\n" for question in QUESTIONS))
+    Path("r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n")
+    return {
+        "rubric": "r.yaml",
+        "data": "d.jsonl",
+        "lm": scripted_lm(answering),
+        "store": "s.db",
+        "sizes": {"train": 6, "val": 4, "gate": 4, "test": 9},
+    }
+
+
+@pytest.fixture
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def exported(where: str, out: str) -> set[str]:
+    """Questions in an export of all transitions."""
+    report = assay.export("transitions", out, store=where, gates=LOOSE, privacy="off")
+    return {json.loads(line)["task"] for line in (report.path / "data.jsonl").read_text().splitlines()}
+
+
+def recorded(store: Store, question: str, **options: Any) -> None:
+    request = {"dialect": "chat", "body": {"model": "m", "messages": [{"role": "user", "content": question}]}}
+    response = {"body": {"choices": [{"message": {"role": "assistant", "content": "7"}, "finish_reason": "stop"}]}}
+    told = {"status": "done", "score": 1.0, "inputs": {"question": question}, "task_id": question, "group_id": question, **options}
+    rollout = Rollout(model="m", transitions=[Transition(t=0, model="m", weights="w", request=request, response=response, output="7")], **told)
+    store.put_rollout(rollout)
+    store.put_transition(rollout.id, rollout.transitions[0])
+
+
+# -- one salt
+
+
+def test_a_store_has_one_salt_whatever_command_begins_and_another_is_refused(job: dict[str, Any]) -> None:
+    assay.evaluate("p.py:P", salt="mine", split="val", **job)
+    with Store("s.db") as store:
+        assert salt_of(store) == "mine"
+    for command in (
+        lambda: assay.evaluate("p.py:P", salt="other", split="test", **job),
+        lambda: assay.collect("p.py:P", salt="other", **job),
+        lambda: assay.compile("p.py:P", salt="other", optimizer="labeled", **job),
+        lambda: assay.tune("p.py:P", salt="other", trials=1, **job),
+    ):
+        with pytest.raises(ConfigError, match=r"salt='other'.*this store has the salt 'mine'.*--store"):
+            command()
+    report = assay.evaluate("p.py:P", split="train", **job)  # without a salt it is the store's
+    hashes = {task.content_hash for task in load_splits("d.jsonl", salt="mine", limits={"train": 6}).train}
+    assert {content_hash({"question": f"{q}"}) for q in QUESTIONS} >= hashes
+    with Store("s.db") as store:
+        seen = {content_hash(rollout.inputs) for rollout in store.rollouts(split="train")}
+    assert seen == hashes
+    assert len(report.evaluation) == 6
+
+
+def test_a_store_from_before_has_the_salt_of_its_first_run(own_folder: Path) -> None:
+    with Store("old.db") as store:
+        store.put_run("k-1", kind="compile", config={"salt": "first"}, status="done", started_at=1.0)
+        store.put_run("k-2", kind="collect", config={"salt": "second"}, status="done", started_at=2.0)
+        store.flush()
+        assert salt_of(store) == "first"
+    assert resolve_salt(None, "old.db") == "first"
+    with pytest.raises(ConfigError, match="this store has the salt 'first'"):
+        resolve_salt("second", "old.db")
+    assert resolve_salt(None, "none.db") == "assay"
+    assert not Path("none.db").exists()  # asking makes no store
+
+
+def test_an_artifact_brings_its_salt_to_a_new_store_and_is_refused_by_another(job: dict[str, Any]) -> None:
+    made = assay.compile("p.py:P", salt="mine", optimizer="labeled", out="a", **job)
+    artifact, fresh = str(made.artifact), {**job, "store": "new/s.db"}
+    with pytest.raises(ConfigError, match=r"salt='other' is not the artifact's 'mine'"):
+        assay.collect(artifact, salt="other", **fresh)
+    assay.collect(artifact, n=1, **fresh)
+    with Store("new/s.db") as store:
+        assert salt_of(store) == "mine"
+        sealed = {content_hash({"question": q}) for q in QUESTIONS if split_of(content_hash({"question": q}), "mine")[0] in ("gate", "test")}
+        assert not {content_hash(r.inputs) for r in store.rollouts()} & sealed
+    with Store("third.db") as store:
+        store.put_meta("salt", "theirs")
+    with pytest.raises(ConfigError, match=r"was compiled with the salt 'mine', and this store has 'theirs'"):
+        assay.evaluate(artifact, split="test", **{**job, "store": "third.db"})
+
+
+def test_the_salt_is_not_a_part_of_which_job_it_is_unless_it_differs() -> None:
+    assert CommonConfig().key == CommonConfig(salt="assay").key != CommonConfig(salt="b").key
+
+
+# -- exports compute the split
+
+
+def test_sealed_tasks_reach_no_export_whoever_recorded_them(own_folder: Path) -> None:
+    sealed = {q for q in QUESTIONS if split_of(content_hash({"question": q}), "assay")[0] in ("gate", "test")}
+    with Store("s.db") as store:
+        for at, question in enumerate(QUESTIONS):
+            recorded(store, question, split=("", "train", "none")[at % 3], source=("gateway", "langfuse", "program")[at % 3])
+        store.flush()
+        found = exported("s.db", "out")
+        assert found == set(QUESTIONS) - sealed
+        assert len(sealed) > 30
+        manifest = json.loads(Path("out/manifest.json").read_text())
+        assert manifest["left_out"]["whose inputs are those of a sealed task"] == len(sealed)
+        assert set(manifest["splits"]) == {"train", "val"}
+        assert salt_of(store) == "assay"  # training data was made by it: it stays
+    with pytest.raises(ConfigError, match="this store has the salt 'assay'"):
+        resolve_salt("other", "s.db")
+
+
+def test_sealed_questions_of_a_data_set_are_known_under_other_field_names_and_in_prompts(job: dict[str, Any]) -> None:
+    assay.evaluate("p.py:P", split="val", **job)  # the store now knows the data set's splits; no sealed task was run
+    sealed = [task.inputs["question"] for task in load_splits("d.jsonl", limits=job["sizes"]).parts()["test"]]
+    prompt = "[[ ## question ## ]]\n{}\n\nRespond with the corresponding output fields, starting with the field `[[ ## answer ## ]]`."
+    with Store("s.db") as store:
+        splits = SplitFinder(store)
+        assert {splits.of_inputs({"prompt": question}) for question in sealed} == {"test"}
+        assert {splits.of_inputs({"prompt": prompt.format(question)}) for question in sealed} == {"test"}
+
+
+def test_a_split_that_a_file_names_counts_and_a_sealed_task_stays_sealed(own_folder: Path) -> None:
+    by_hash = {name: next(q for q in QUESTIONS if split_of(content_hash({"question": q}), "assay")[0] == name) for name in ("train", "test")}
+    with Store("s.db") as store:
+        know_splits(
+            store, {"test": [(content_hash({"question": by_hash["train"]}), "")], "train": [(content_hash({"question": by_hash["test"]}), "")]}
+        )
+        splits = SplitFinder(store)
+        assert splits.of_inputs({"question": by_hash["train"]}) == "test"
+        assert splits.of_inputs({"question": by_hash["test"]}) == "train"
+        know_splits(store, {"train": [(content_hash({"question": by_hash["train"]}), "")]})  # a file that was changed since
+        assert SplitFinder(store).of_inputs({"question": by_hash["train"]}) == "test"
+        assert splits.of_inputs({"question": "new"}, recorded="Test ") == "test"  # the stricter of record and hash
+        assert splits.of_inputs({}) == ""
+
+
+def test_questions_of_an_artifacts_sealed_split_do_not_leave_a_fresh_store(job: dict[str, Any]) -> None:
+    made = assay.compile("p.py:P", optimizer="labeled", out="a", salt="mine", **job)
+    sealed = load_splits("d.jsonl", salt="mine", limits=job["sizes"]).parts()["test"]
+    with Store("fresh.db") as store:
+        assay.evaluate(str(made.artifact), split="val", **{**job, "store": "fresh.db"})
+        for task in sealed:
+            recorded(store, task.inputs["question"], source="gateway")
+        store.flush()
+        found = exported("fresh.db", "out2")
+        assert found
+        assert not found & {question for task in sealed for question in (task.inputs["question"], task.id)}
+
+
+# -- the test split is opened once
+
+
+def test_an_opening_is_counted_and_reported(job: dict[str, Any]) -> None:
+    first = assay.compile("p.py:P", optimizer="labeled", out="a", **job).to_dict()
+    assert first["test_openings"] == {"this_job": 1, "this_store": 1}
+    assert "opened 1 time in this store" in (Path(first["artifact"]) / "report.md").read_text()
+    again = assay.evaluate("p.py:P", split="test", **job).to_dict()
+    assert again["test_openings"] == {"this_job": 1, "this_store": 2}
+    assert assay.evaluate("p.py:P", split="val", **job).to_dict()["test_openings"] is None
+
+
+def test_a_resumed_job_counts_its_second_opening(own_folder: Path) -> None:
+    with Store("s.db") as store:
+        assert open_test(store, "job", data="d", tasks=["a", "b"]).to_dict() == {"this_job": 1, "this_store": 1}
+        assert open_test(store, "job", data="d", tasks=["a", "b"]).to_dict() == {"this_job": 2, "this_store": 2}
+        assert open_test(store, "other", data="elsewhere", tasks=["b", "a"]).to_dict() == {"this_job": 1, "this_store": 3}
+        assert open_test(store, "third", data="elsewhere", tasks=["c"]).to_dict() == {"this_job": 1, "this_store": 2}  # the same data
+
+
+def test_splits_are_opened_once_and_tell_so() -> None:
+    splits, told = load_splits("arithmetic:size=60"), list[int]()
+    splits.on_open = lambda: told.append(1)
+    assert splits.unseal() is splits.unseal() is splits.test
+    assert told == [1]
+
+
+def test_improve_opens_the_test_split_at_its_end_alone(job: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, str]] = []
+    real = assay.jobs.open_test
+
+    def counting(store: Store, opens_as: str, **told: Any) -> Any:
+        seen.append((opens_as, str(len(list(store.rollouts(split="test"))))))
+        return real(store, opens_as, **told)
+
+    monkeypatch.setattr("assay.jobs.open_test", counting)
+    told = {key: value for key, value in job.items() if key != "lm"} | {"sizes": {"train": 10, "val": 6, "gate": 24, "test": 9}}
+    with dspy.context(lm=None):
+        monkeypatch.setattr("assay.jobs.get_lm", lambda name, **shared: with_shared(shared))
+        report = assay.improve("p.py:P", name="x", order=["prompts", "prompts"], optimizer="labeled", model="scripted", **told)
+    kept = [step for step in report.steps if step["kept"]]
+    assert kept
+    assert {opened for opened, _ in seen} == {seen[0][0]}
+    assert len(seen) == 2  # start and end, of one job
+    assert seen[0][1] == "0"  # before any of them a test task was never run
+    assert report.test_openings == {"this_job": 2, "this_store": 2}
+
+
+def with_shared(shared: dict[str, Any]) -> Any:
+    from assay.models import with_recording
+
+    def answer(request: Any) -> str:  # right only where a demonstration shows the way
+        return json.dumps({"answer": "7" if len(request.messages) > 2 else "8"})
+
+    return with_recording(scripted_lm(answer), **{key: shared[key] for key in ("cache", "meter", "observers")})
+
+
+# -- equal quality at less cost
+
+
+def evaluation(scores: list[float], tokens: list[int]) -> Evaluation:
+    found = Evaluation()
+    found.scores.update({str(at): score for at, score in enumerate(scores)})
+    found.tokens.update({str(at): count for at, count in enumerate(tokens)})
+    return found
+
+
+def test_fewer_tokens_replace_only_where_the_margin_excludes_a_loss() -> None:
+    rng = random.Random(0)
+    before = [float(rng.random() < 0.5) for _ in range(40)]
+    other = [float(rng.random() < 0.5) for _ in range(40)]
+    many, few = [100 + at % 7 for at in range(40)], [50 + at % 5 for at in range(40)]
+    wide = Comparison(evaluation(before, many), evaluation(other, few), paired_gain(dict(enumerate(before)), dict(enumerate(other))), 40)
+    assert wide.gain.low < -0.15
+    assert not cheaper(wide, 0.02)  # [-0.2, +0.2] or so: nobody knows
+    same = Comparison(
+        evaluation([1.0] * 400, many * 10),
+        evaluation([1.0] * 400, few * 10),
+        paired_gain(dict.fromkeys(range(400), 1.0), dict.fromkeys(range(400), 1.0)),
+        400,
+    )
+    assert same.gain.low > -0.02
+    assert cheaper(same, 0.02)
+    assert not cheaper(same, 0.0)  # no margin: nothing but a gain replaces
+    assert not cheaper(Comparison(same.before, same.before, same.gain, 400), 0.02)  # it must be cheaper
+
+
+def test_a_margin_out_of_range_is_refused_and_another_margin_is_another_job() -> None:
+    told: dict[str, Any] = {"program": "p", "rubric": "r", "data": "d"}
+    for margin in (-0.1, 1.0):
+        with pytest.raises(ConfigError, match="margin="):
+            TuneConfig(**told, margin=margin)
+    assert TuneConfig(**told).margin == 0.02
+    assert TuneConfig(**told).key != TuneConfig(**told, margin=0.05).key

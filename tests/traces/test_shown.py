@@ -1,0 +1,228 @@
+"""Whose data a prompt shows: recording, exports, erasure, artifacts, the response cache; the three states of the privacy gate."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import assay
+from assay.datasets.tasks import content_hash
+from assay.errors import ConfigError, DataError, MissingExtra
+from assay.exporting import forget_subject
+from assay.testing import scripted_lm
+from assay.traces import Rollout, Store, Transition, privacy_gazetteers
+from assay.traces.export import UngatedExport
+from assay.traces.gates import GateReport, Gates
+from assay.traces.sealing import know_splits
+from assay.traces.selection import Selection
+from assay.traces.shown import TaskTexts
+
+LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)
+BOTH = Selection(tenants=("north", "south"))
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.chdir(tmp_path)
+    Path("p.py").write_text(
+        "import dspy\n\nclass P(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.work = dspy.Predict('question -> working')\n        self.ask = dspy.Predict('working -> answer')\n\n"
+        "    def forward(self, question):\n        return self.ask(working=self.work(question=question).working)\n\n"
+        "class One(dspy.Module):\n    def __init__(self):\n        super().__init__()\n        self.ask = dspy.Predict('question -> answer')\n\n"
+        "    def forward(self, question):\n        return self.ask(question=question)\n"
+    )
+    rows = [
+        {
+            "inputs": {"question": f"Where does customer {at} of the shop live?"}, "expected": {"answer": "7"}, "split": "train" if at < 12 else "val" if at < 16 else "gate" if at < 18 else "test",
+            "metadata": {"tenant": ("north", "south")[at % 2], "data_subject": f"Person {at}", "consent": "yes" if at % 3 else "no"},
+        }
+        for at in range(20)
+    ]  # fmt: skip
+    Path("d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n")
+
+    def answer(request: Any) -> str:
+        last = str(request.messages[-1])
+        asked = last.partition("customer " if "customer" in last else "house number ")[2].partition(" ")[0].partition("\\")[0]
+        right = len(request.messages) > 1 or asked in ("1", "2", "4", "5", "7")  # with demonstrations always
+        return json.dumps({"working": f"notes on house number {asked} of it", "answer": "7" if right else "8"})
+
+    return {"rubric": "r.yaml", "data": "d.jsonl", "lm": scripted_lm(answer), "store": ".assay/s.db"}
+
+
+def question(at: int) -> str:
+    return f"Where does customer {at} of the shop live?"
+
+
+def task(at: int) -> str:
+    return content_hash({"question": question(at)})
+
+
+def shown(where: str, **options: Any) -> tuple[list[dict[str, Any]], set[int]]:
+    """Rows of an export, and the customers that their prompts show."""
+    report = assay.export("transitions", "out", store=where, gates=LOOSE, privacy="off", **options)
+    rows = [json.loads(line) for line in (report.path / "data.jsonl").read_text().splitlines()]
+    text = "\n".join(json.dumps(row["input"]) for row in rows)
+    return rows, {at for at in range(20) if question(at) in text or f"notes on house number {at}\\n" in text or f'house number {at}"' in text}
+
+
+# -- matching
+
+
+def test_tasks_are_found_by_the_text_of_all_their_inputs() -> None:
+    texts = TaskTexts()
+    texts.add("long", {"question": "How many apples has Jane Miller?"})
+    texts.add("two", {"a": "first part of it", "b": ["x", "y"]})
+    texts.add("short", {"q": "2+2"})
+    assert texts.within("Q: How many  apples\thas Jane Miller? A: 3") == {"long"}
+    assert texts.within("first part of it") == frozenset()
+    assert texts.within('first part of it\n["x", "y"]') == {"two"}
+    assert texts.within("what is 12+22?") == frozenset()  # not a part of another number
+    assert texts.within("[[ ## q ## ]]\n2+2\n") == {"short"}
+    assert texts.within("q: 2+2") == {"short"}
+
+
+def test_a_demonstration_of_a_later_step_is_found_by_the_prompt_that_was_made_for_its_task() -> None:
+    texts = TaskTexts()
+    texts.add("t", {"question": "Where does the customer live?"})
+    later = "[[ ## working ## ]]\nnotes that do not name the question"
+    texts.asked("t", ["instructions", f"{later}\n\nRespond with the corresponding output fields."])
+    assert texts.shown(["instructions", later, "an answer", "[[ ## working ## ]]\nothers\n\nRespond with ..."]) == ("t",)
+    assert texts.shown(["instructions", later, "an answer", "q"], own="t") == ()
+
+
+# -- recording
+
+
+@pytest.mark.parametrize(("program", "optimizer"), [("One", "labeled"), ("P", "bootstrap")])
+def test_calls_say_which_tasks_their_demonstrations_came_from(job: dict[str, Any], program: str, optimizer: str) -> None:
+    made = assay.compile(f"p.py:{program}", optimizer=optimizer, out="a", **job)
+    with Store(job["store"]) as store:
+        stored = [store.rollout(r.id) for r in store.rollouts()]
+    checked = 0
+    for rollout in stored:
+        own = content_hash(rollout.inputs) if rollout.inputs else ""
+        for call in rollout.transitions:
+            text = json.dumps(call.request)
+            visible = {task(at) for at in range(20) if question(at) in text or f"number {at} of it" in text} - {own}
+            assert visible <= set(call.shown_tasks), (rollout.phase, call.t)
+            checked += bool(visible)
+    assert checked > 4
+    manifest = json.loads((made.artifact / "manifest.json").read_text())
+    assert manifest["shown"]["tasks"]
+    assert set(manifest["shown"]["tasks"]) <= {task(at) for at in range(12)}
+    assert manifest["shown"]["people"]
+
+
+def test_a_loaded_artifact_goes_on_saying_what_it_shows(job: dict[str, Any]) -> None:
+    made = assay.compile("p.py:One", optimizer="labeled", out="a", **job)
+    Path("other.jsonl").write_text(
+        "".join(json.dumps({"question": f"Quite another question, number {at}?", "answer": "7"}) + "\n" for at in range(60))
+    )
+    assay.evaluate(str(made.artifact), split="val", **{**job, "data": "other.jsonl", "store": "new/s.db", "sizes": {"val": 3}})
+    tasks = set(json.loads((made.artifact / "manifest.json").read_text())["shown"]["tasks"])
+    with Store("new/s.db") as store:
+        calls = [call for r in store.rollouts() for call in store.rollout(r.id).transitions if len(call.request.get("messages", [])) > 1]
+    assert calls
+    assert all(set(call.shown_tasks) >= tasks for call in calls)
+
+
+# -- exports
+
+
+def test_exports_of_a_tenant_show_nobody_elses_tasks_nor_those_without_consent(job: dict[str, Any]) -> None:
+    made = assay.compile("p.py:One", optimizer="labeled", out="a", **job)
+    assay.collect(str(made.artifact), n=1, **job)
+    rows, seen = shown(job["store"], selection=Selection(tenants=("north",)))
+    allowed = {at for at in range(20) if at % 2 == 0 and at % 3}
+    assert rows
+    assert seen <= allowed
+    assert all(int(row["task_type"] == "default") for row in rows)
+    left = json.loads(Path("out/manifest.json").read_text())["left_out"]
+    assert any(reason.startswith("calls whose prompt shows") for reason in left)
+
+
+def test_calls_that_others_recorded_are_read_for_what_they_show(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Store("s.db") as store:
+        know_splits(store, {"train": [(task(at), "") for at in range(4)]})
+        for at, options in enumerate(({"tenant": "south"}, {"consent": "no"}, {}, {})):
+            demo = [{"role": "user", "content": f"An example. {question(at - 2)}"}, {"role": "assistant", "content": "7"}] if at == 2 else []
+            messages = [*demo, {"role": "user", "content": question(at)}]
+            response = {"body": {"choices": [{"message": {"role": "assistant", "content": "7"}, "finish_reason": "stop"}]}}
+            rollout = Rollout(task_id=str(at), status="done", score=1.0, source="gateway", model="m", inputs={"question": question(at)}, **options)
+            store.put_rollout(rollout)
+            request = {"dialect": "chat", "body": {"model": "m", "messages": messages}}
+            store.put_transition(rollout.id, Transition(t=0, model="m", weights="w", request=request, response=response, output="7"))
+    assert {row["task"] for row in shown("s.db")[0]} == {"3"}  # 2 shows a task of the tenant south
+
+
+# -- erasure
+
+
+def test_a_person_who_is_forgotten_is_gone_from_prompts_cache_and_later_exports(job: dict[str, Any]) -> None:
+    made = assay.compile("p.py:One", optimizer="labeled", out="a", **job)
+    at = next(at for at in range(12) if task(at) in json.loads((made.artifact / "manifest.json").read_text())["shown"]["tasks"])
+    cache = Path(".assay/cache/responses.db")
+    told = forget_subject(f" person  {at}", store=job["store"])
+    assert str(made.artifact) in told["made_from_them"]
+    assert told["prompts_emptied"] > 0
+    assert told["cached_answers_removed"] > 0
+    with Store(job["store"]) as store:
+        for rollout in store.rollouts():
+            assert all(question(at) not in json.dumps(call.request) for call in store.rollout(rollout.id).transitions)
+    assert cache.is_file()
+    assert forget_subject(f"Person {at}", store=job["store"])["cached_answers_removed"] == 0
+    assay.collect(str(made.artifact), n=1, **job)  # the artifact still shows them
+    try:
+        _, seen = shown(job["store"], selection=BOTH)
+    except DataError:
+        seen = set()  # every call showed them
+    assert at not in seen
+
+
+# -- the gate
+
+
+@pytest.mark.parametrize(
+    ("wanted", "verified", "finds", "state", "passed"),
+    [
+        ("patterns", True, False, "patterns only", True),
+        ("patterns", True, True, "verified", True),
+        ("patterns", False, True, "failed", False),
+        ("names", True, False, "patterns only", False),
+        ("names", True, True, "verified", True),
+        ("off", False, False, "failed", True),
+    ],
+)
+def test_the_privacy_gate_has_three_states(wanted: str, verified: bool, finds: bool, state: str, passed: bool) -> None:
+    report = GateReport(Gates(privacy=wanted), verified=verified, finds_names=finds)
+    gate = next(gate for gate in report.to_list() if gate["gate"] == "privacy")
+    assert (gate["value"], gate["passed"]) == (state, passed)
+    assert ("warning" in gate) == (passed and state == "patterns only")
+
+
+def test_names_that_were_not_looked_for_are_a_warning_by_default_and_refused_where_required(
+    job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assay.collect("p.py:P", n=1, **job)
+    options: dict[str, Any] = {"store": job["store"], "gates": LOOSE, "selection": BOTH}
+    report = assay.export("transitions", "one", privacy="patterns", **options)
+    gate = next(gate for gate in report.manifest["gates"] if gate["gate"] == "privacy")
+    assert (gate["passed"], gate["value"]) == (True, "patterns only")
+    assert "names were not looked for" in gate["warning"]
+    assert report.manifest["privacy"]["state"] == "patterns only"
+    assert not report.manifest["privacy"]["verified"]
+    with pytest.raises(UngatedExport, match="privacy is patterns only of verified"):
+        assay.export(
+            "transitions", "two", privacy="patterns", **{**options, "gates": Gates(min_transitions=0, min_clean=0, min_task_types=0, privacy="names")}
+        )
+    if privacy_gazetteers.available():
+        assert assay.export("transitions", "three", privacy="names", **options).manifest["privacy"]["verified"]
+    monkeypatch.setattr("assay.traces.privacy_gazetteers.available", lambda: False)
+    monkeypatch.setattr("assay.traces.privacy_names.find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match="privacy"):
+        assay.export("transitions", "four", privacy="names", **options)
+    with pytest.raises(ConfigError, match="privacy='maybe'"):
+        Gates(privacy="maybe")
