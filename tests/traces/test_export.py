@@ -26,8 +26,7 @@ from assay.errors import ConfigError, DataError
 from assay.exporting import forget_subject
 from assay.traces import Rollout, Store, ToolCall, Transition
 from assay.traces.balance import Balance, Sampler, targets
-from assay.traces.export import UngatedExport
-from assay.traces.gates import GateReport, Gates
+from assay.traces.gates import GateReport, Gates, UngatedExport
 from assay.traces.sealing import know_splits
 from assay.traces.selection import Selection
 
@@ -221,12 +220,75 @@ def test_what_is_not_clean_is_named(store: Store, broken: dict[str, Any], proble
     assert manifest["problems"] == {problem: 1}
 
 
-def test_an_answer_from_the_cache_that_stood_before_is_a_duplicate(store: Store) -> None:
-    put(store, turn(0, "a", "b"))
-    put(store, turn(0, "a", "b", cached=True))
+def test_a_cached_copy_of_an_exported_answer_is_left_out_and_fails_no_gate(store: Store) -> None:
+    put(store, turn(0, "a", "b"), run_id="search")
+    for _ in range(9):  # a later run that the response cache answers
+        put(store, turn(0, "a", "b", cached=True), run_id="collect")
     put(store, turn(0, "a", "b"))  # sampled anew, and the same: that is data
-    found, manifest = exported(store, "transitions")
-    assert (len(found), manifest["problems"]) == (2, {"duplicate": 1})
+    found, manifest = exported(store, "transitions", gates=Gates(min_transitions=0, min_task_types=0))
+    assert (len(found), manifest["problems"]) == (2, {})
+    assert manifest["left_out"] == {"calls answered from the response cache that another exported call was answered with": 9}
+
+
+def test_a_failed_gate_names_the_run_and_rounds_its_figure(store: Store) -> None:
+    for at in range(6):
+        put(store, turn(0, "a", "b", finish="length" if at < 4 else "stop"), task=f"t{at}", run_id="late" if at else "early")
+    store.flush()
+    with pytest.raises(UngatedExport, match=r"clean is 0\.3333, required is 0\.95: 4 truncated; 3 of them in run late; .*runs.*min_clean"):
+        assay.export("sft", "out", store=store.url)
+
+
+def dspy_request(*messages: tuple[str, str]) -> dict[str, Any]:
+    """A call as DSPy's recorded ones are stored: no dialect, the first message the instructions."""
+    system, *rest = messages
+    turns = [{"role": role, "parts": [{"type": "text", "text": text}]} for role, text in rest]
+    return {"model": "m", "system": [{"type": "text", "text": system[1]}], "messages": turns, "config": {}}
+
+
+ASKED = "[[ ## question ## ]]\nHow deep is the lake of Thun?\n\nRespond with the fields"
+SHOWN = ("user", "[[ ## question ## ]]\nHow deep is the lake of Thun?"), ("assistant", "217")
+OTHER = ("user", "[[ ## question ## ]]\nHow deep is the lake of Zug?"), ("assistant", "198")
+
+
+@pytest.mark.parametrize(
+    ("messages", "rows_written"),
+    [
+        ((("system", "Answer."), *OTHER, ("user", ASKED)), 1),
+        ((("system", "Answer."), *OTHER, *SHOWN, ("user", ASKED)), 0),
+        ((("system", "Answer. How deep is the lake of Thun? 217"), ("user", ASKED)), 0),
+    ],
+)
+def test_a_prompt_that_demonstrates_its_own_task_is_in_no_export(store: Store, messages: tuple[tuple[str, str], ...], rows_written: int) -> None:
+    own, other = turn(0, "a", "217 m"), turn(0, "q", "x")
+    own.request = dspy_request(*messages)
+    put(store, own, inputs={"question": "How deep is the lake of Thun?"}, task="own")
+    put(store, other, task="other")
+    for kind in ("sft", "transitions"):
+        found, manifest = exported(store, kind, kind)
+        assert sum(row["task"] == "own" for row in found) == rows_written
+        assert manifest["left_out"].get("calls whose prompt demonstrates the task that they answer", 0) == 1 - rows_written
+    without, _ = exported(store, "sft", "without", demos=False)  # nothing is shown where demonstrations are taken out
+    assert sum(row["task"] == "own" for row in without) == (0 if len(messages) == 2 else 1)
+
+
+def test_a_later_step_that_its_demonstration_asks_word_for_word_is_in_no_export(store: Store) -> None:
+    """The second step of a program is given other fields than the task's inputs."""
+    step = "[[ ## summary ## ]]\nA deep lake."
+    own = turn(0, "a", "217 m")
+    own.request = dspy_request(("system", "Answer."), ("user", step), ("assistant", "217"), ("user", f"{step}\n\nRespond with the fields"))
+    put(store, own, turn(1, "q", "x"))
+    _, manifest = exported(store, "sft")
+    assert manifest["left_out"] == {"calls whose prompt demonstrates the task that they answer": 1}
+
+
+def test_an_agents_own_conversation_is_no_demonstration(store: Store) -> None:
+    """Each turn repeats the question; the answers before are the rollout's own."""
+    first, second = turn(0, "Q t1", "look it up"), turn(1, "", "7")
+    second.request = {"dialect": "chat", "body": {"model": "m", "messages": [
+        {"role": "user", "content": "Q t1"}, {"role": "assistant", "content": "look it up"}, {"role": "user", "content": "Q t1, and now?"}]}}  # fmt: skip
+    put(store, first, second, inputs={"question": "Q t1"})
+    found, manifest = exported(store, "sft")
+    assert (len(found), manifest["left_out"]) == (2, {})
 
 
 def test_unscored_rollouts_are_left_out_and_count_against_clean(store: Store) -> None:

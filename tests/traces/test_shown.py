@@ -12,8 +12,7 @@ from assay.errors import ConfigError, DataError, MissingExtra
 from assay.exporting import forget_subject
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store, Transition, privacy_gazetteers
-from assay.traces.export import UngatedExport
-from assay.traces.gates import GateReport, Gates
+from assay.traces.gates import GateReport, Gates, UngatedExport
 from assay.traces.sealing import know_splits
 from assay.traces.selection import Selection
 from assay.traces.shown import TaskTexts
@@ -214,7 +213,7 @@ def test_names_that_were_not_looked_for_are_a_warning_by_default_and_refused_whe
     assert "names were not looked for" in gate["warning"]
     assert report.manifest["privacy"]["state"] == "patterns only"
     assert not report.manifest["privacy"]["verified"]
-    with pytest.raises(UngatedExport, match="privacy is patterns only of verified"):
+    with pytest.raises(UngatedExport, match="privacy is patterns only, required is verified"):
         assay.export(
             "transitions", "two", privacy="patterns", **{**options, "gates": Gates(min_transitions=0, min_clean=0, min_task_types=0, privacy="names")}
         )

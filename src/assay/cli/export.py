@@ -124,8 +124,7 @@ def _export(kind: str, values: dict[str, Any]) -> None:
 
     from assay.exporting import export
     from assay.traces.balance import Balance
-    from assay.traces.export import UngatedExport
-    from assay.traces.gates import Gates
+    from assay.traces.gates import Gates, UngatedExport
     from assay.traces.selection import Selection
 
     as_json, out, store, key = keep(values, "as_json", "out", "store", "privacy_key")
@@ -149,7 +148,7 @@ def _export(kind: str, values: dict[str, Any]) -> None:
             print_json({"path": None, "rows": 0, "gates": error.gates})
         else:
             _show_gates(error.gates)
-        raise
+        raise UngatedExport(f"{error}. On the command line: --run, --program, --min-clean, --privacy", error.gates) from None
     data = report.to_dict()
     if as_json:
         print_json(data)
@@ -173,10 +172,11 @@ def _show_gates(gates: list[dict[str, Any]]) -> None:
     from rich.console import Console as Rich
     from rich.table import Table
 
+    from assay.traces.gates import shown_value
+
     table = Table("gate", "value", "required", "", title="gates", title_justify="left")
     for gate in gates:
-        value = f"{gate['value']:.4g}" if isinstance(gate["value"], float) else str(gate["value"])
-        table.add_row(gate["gate"], value, str(gate["required"]), _said_of(gate))
+        table.add_row(gate["gate"], shown_value(gate["value"]), str(gate["required"]), _said_of(gate))
     Rich(highlight=False, markup=False).print(table)
 
 

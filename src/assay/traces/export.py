@@ -17,22 +17,21 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import orjson
-
-from assay.errors import AssayError, ConfigError, DataError
-from assay.models.registry import tokenizer_of
+from assay.errors import ConfigError
 from assay.reprs import Shown
 from assay.traces.balance import Sampler
 from assay.traces.credit import Baseline, differs_by_turn, returns
 from assay.traces.export_config import ADVANTAGES, KINDS, ExportConfig
-from assay.traces.formats import JSON_COLUMNS, grpo_columns, grpo_rows, preference_rows, sft_rows, transition_row
-from assay.traces.gates import VERIFIED, GateReport
+from assay.traces.formats import JSON_COLUMNS, grpo_columns, grpo_rows, preference_rows, prompt_of, sft_rows, transition_row
+from assay.traces.gates import VERIFIED, GateReport, refuse_ungated
 from assay.traces.hiding import Hider
+from assay.traces.provenance import Provenance
 from assay.traces.records import subject_digest
 from assay.traces.restrictions import SHOWN, Restrictions
 from assay.traces.rows import as_json
 from assay.traces.sealing import SplitFinder, claim_salt
 from assay.traces.selection import Episode, Overlap, Turn, count_turns, left_out, read_groups, sealed_tasks
+from assay.traces.shown import OwnTask
 from assay.traces.store import Store
 from assay.traces.writing import RowWriter, trl_files
 
@@ -40,6 +39,8 @@ __all__ = ["ADVANTAGES", "KINDS", "ExportConfig", "ExportReport", "export_traces
 
 FORMAT = 1  # of the manifest
 _LEARNED_FROM = ("truncated", "parse")  # calls that are not clean, and yet what a policy must learn to avoid
+REPEATED = "calls answered from the response cache that another exported call was answered with"
+ITSELF = "calls whose prompt demonstrates the task that they answer"
 _TOLD = ("selection", "gates", "balance")
 
 
@@ -54,14 +55,6 @@ class ExportReport(Shown):
     def to_dict(self) -> dict[str, Any]:
         keys = ("gates", "passed", "left_out", "problems", "groups_without_spread", "balance", "overlap", "privacy", "task_types", "rollouts")
         return {"path": str(self.path), "rows": self.rows, **{key: self.manifest[key] for key in keys}}
-
-
-class UngatedExport(AssayError, RuntimeError):
-    """A gate failed, and nothing was written. `gates` has what each says."""
-
-    def __init__(self, message: str, gates: list[dict[str, Any]]) -> None:
-        super().__init__(message)
-        self.gates = gates
 
 
 def is_export(folder: str | Path) -> bool:
@@ -85,7 +78,8 @@ def export_traces(
         bar: opens a progress bar for a number of transitions.
     Raises:
         ConfigError: the folder is there already, or a setting makes no sense.
-        DataError: nothing to export, or a gate failed (`UngatedExport`).
+        DataError: nothing to export, nothing was written.
+        UngatedExport: a gate failed, nothing was written.
     """
     folder = Path(out).absolute()
     if config.kind == "grpo" and rubric is None:
@@ -104,7 +98,7 @@ def export_traces(
         with bar(run.total) if bar else contextlib.nullcontext(lambda _: None) as told:
             written = run.write(scratch, told)
         manifest = run.manifest(written)
-        _refuse_ungated(manifest, config)
+        refuse_ungated(manifest)
         trl_files(scratch, config.kind, manifest, rubric=rubric)
         run.save_table(scratch)
         (scratch / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
@@ -118,20 +112,6 @@ def export_traces(
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return ExportReport(folder, written["data.jsonl"]["rows"], manifest)
-
-
-def _refuse_ungated(manifest: Mapping[str, Any], config: ExportConfig) -> None:
-    if not manifest["rows"]:
-        counted = (f"{count} left out: {reason}" for reason, count in manifest["left_out"].items())
-        why = "; ".join(counted) or "the store holds none that fit"
-        raise DataError(f"there is nothing to export as {config.kind}: {why}")
-    failed = [gate for gate in manifest["gates"] if gate["enforced"] and not gate["passed"]]
-    if failed:
-        told = "; ".join(f"{gate['gate']} is {gate['value']} of {gate['required']}: {gate['missing']}" for gate in failed)
-        raise UngatedExport(
-            f"the data does not pass its gates, nothing was written. {told}. Mend the data, or set another limit (min_clean, privacy)",
-            manifest["gates"],
-        )
 
 
 @contextlib.contextmanager
@@ -162,15 +142,7 @@ class _Export:
         self._task: str | None = None
         self._seen: dict[int, bool] = {}  # calls of this task, and whether only a copy from the cache was seen
         self._said_before: set[int] = set()  # SFT rows of this task
-        self.said: dict[str, Counter[str]] = {
-            "models": Counter(),
-            "tokenizers": Counter(),
-            "programs": Counter(),
-            "rubrics": Counter(),
-            "consent": Counter(),
-            "runs": Counter(),
-            "splits": Counter(),
-        }
+        self.provenance = Provenance()
         self.restrictions = Restrictions(store, config.selection, splits)
         self.total = count_turns(store, config.selection)
         counts, self.batch = self._survey() if config.balance.method != "none" or config.advantage == "batch" else (Counter[tuple[str, ...]](), None)
@@ -310,13 +282,14 @@ class _Export:
         if self._wanted(episode) and self.config.kind in ("transitions", "preferences") and self._credited(episode) is None:
             self.left["without an outcome, or with a reward that is no finite number"] += 1
             for _ in episode.turns:
-                self.gates.see(episode.rollout.task_type, "reward")
+                self.gates.see(episode.rollout.task_type, "reward", episode.rollout.run_id)
             return 0
         if not self._wanted(episode):
             self.left["unscored" if episode.quality is None else f"below the quality of {self.config.min_quality:g}"] += 1
             if episode.quality is None:
                 for turn in episode.turns:
-                    self.gates.see(episode.rollout.task_type, turn.problem(episode.rollout, turn is episode.turns[-1]) or "unscored")
+                    problem = turn.problem(episode.rollout, turn is episode.turns[-1]) or "unscored"
+                    self.gates.see(episode.rollout.task_type, problem, episode.rollout.run_id)
             return 0
         if self.config.balance.method == "none":
             cell = self._cell(episode)
@@ -335,6 +308,9 @@ class _Export:
             self._task, self._seen, self._said_before = rollout.task_id, {}, set()
         refused = {turn.t for turn in episode.turns if self.restrictions.refuses(turn, rollout.inputs)}
         self.left[SHOWN] += len(refused)
+        itself = self._showing_itself(episode) - refused
+        self.left[ITSELF] += len(itself)
+        refused |= itself
         if refused and (self.config.kind == "grpo" or self.config.whole):
             return []  # their rows are made of the whole rollout
         for turn in episode.turns:
@@ -344,11 +320,24 @@ class _Export:
             if problem is None and not turn.model:
                 problem = "provenance"
             if problem is None and not self._first_time(turn):
-                problem = "duplicate"
-            self.gates.see(rollout.task_type, problem)
+                self.left[REPEATED] += 1
+                continue
+            self.gates.see(rollout.task_type, problem, rollout.run_id)
             if problem is None or (problem in _LEARNED_FROM and self.config.kind in ("transitions", "preferences")):
                 usable.append(turn)
         return usable
+
+    def _showing_itself(self, episode: Episode) -> set[int]:
+        """Turns whose exported prompt would demonstrate their own task, so that a model would learn to copy."""
+        own, found = OwnTask(episode.rollout.inputs), set[int]()
+        for turn in episode.turns:
+            if own.possible(turn.request_json) and own.demonstrated(
+                prompt_of(turn, demos=self.config.demos), instructions=not turn.request.get("dialect")
+            ):
+                found.add(turn.t)
+            else:
+                own.answered(turn.output)
+        return found
 
     def _first_time(self, turn: Turn) -> bool:
         """Whether this call, answered so, is new in its task. A group's rollouts may well say the same: what is doubled is an
@@ -369,16 +358,7 @@ class _Export:
             self.people.add(subject_digest(rollout.data_subject))
         for turn in episode.turns:
             self.people |= self.restrictions.people(turn)
-        models = {
-            f"{turn.model}@{turn.weights[:12] or '?'}" + "".join(f"+{a[:12]}" for a in orjson.loads(turn.adapters_json)) for turn in episode.turns
-        }
-        self.said["models"].update(models)
-        self.said["tokenizers"].update({tokenizer_of(turn.weights) or "not known" for turn in episode.turns})
-        self.said["programs"][f"{rollout.program}@{rollout.program_version}"] += 1
-        self.said["rubrics"][rollout.rubric or "none"] += 1
-        self.said["consent"]["given" if rollout.consent else "not asked"] += 1
-        self.said["runs"][rollout.run_id or "none"] += 1
-        self.said["splits"][self.splits.of_inputs(rollout.inputs, rollout.split) or "none"] += 1
+        self.provenance.see(episode, split=self.splits.of_inputs(rollout.inputs, rollout.split))
 
     # -- telling
 
@@ -387,8 +367,6 @@ class _Export:
 
         config = self.config
         told = {key: value for key, value in asdict(config).items() if key not in (*_TOLD, "privacy_key")}
-        if len(self.said["runs"]) > 200:
-            self.said["runs"] = Counter({"runs": len(self.said["runs"])})
         return {
             "format": FORMAT, "assay": __version__, "kind": config.kind, "rows": files["data.jsonl"]["rows"],
             "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "files": dict(files), "config": told,
@@ -402,7 +380,7 @@ class _Export:
             **({"columns": {"inputs": self.columns["inputs"], "outputs": sorted(self.columns["outputs"])}} if config.kind == "grpo" else {}),
             "privacy": {**self.hider.to_dict(), "state": self.gates.state, "verified": self.gates.state == VERIFIED}, "licence": config.licence,
             "salt": self.splits.salt,
-            "tenants": list(config.selection.tenants), **{name: self.hider.names(counts) for name, counts in self.said.items()},
+            "tenants": list(config.selection.tenants), **{name: self.hider.names(counts) for name, counts in self.provenance.to_dict().items()},
         }  # fmt: skip
 
     def _table(self, counts: Mapping[tuple[str, ...], int]) -> dict[str, int]:

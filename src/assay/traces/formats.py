@@ -10,7 +10,7 @@ from assay.traces.dialects import chat_tools
 from assay.traces.rows import as_json
 from assay.traces.selection import Episode, Turn
 
-__all__ = ["JSON_COLUMNS", "grpo_columns", "grpo_rows", "preference_rows", "sft_rows", "transition_row"]
+__all__ = ["JSON_COLUMNS", "grpo_columns", "grpo_rows", "preference_rows", "prompt_of", "sft_rows", "transition_row"]
 
 Row = dict[str, Any]
 
@@ -70,8 +70,7 @@ def sft_rows(episode: Episode, turns: Sequence[Turn], *, whole: bool, demos: boo
     quality = episode.quality
     if not whole:
         for turn in turns:
-            asked = turn.messages if demos or turn.request.get("dialect") else _without_demos(turn.messages)
-            prompt, completion = [_trained(m) for m in asked], [_trained(turn.answer)]
+            prompt, completion = [_trained(m) for m in prompt_of(turn, demos=demos)], [_trained(turn.answer)]
             yield {"prompt": prompt, "completion": completion, "tools": _tools_json(turn), "quality": quality, **_where(episode, turn)}
         return
     said = [(turn, turn.messages) for turn in turns]
@@ -80,6 +79,11 @@ def sft_rows(episode: Episode, turns: Sequence[Turn], *, whole: bool, demos: boo
             continue
         whole_row = {"messages": [_trained(m) for m in [*messages, turn.answer]], "tools": _tools_json(turn), "quality": quality}
         yield {**whole_row, **_where(episode, turn)}
+
+
+def prompt_of(turn: Turn, *, demos: bool) -> list[dict[str, Any]]:
+    """The messages of a call as an export shows them; DSPy's demonstrations only with `demos`."""
+    return turn.messages if demos or turn.request.get("dialect") else _without_demos(turn.messages)
 
 
 def _without_demos(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -5,17 +5,47 @@ The defaults are the field's numbers: 5,000 transitions, 95 % of them clean, ano
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from assay.errors import ConfigError
+from assay.errors import AssayError, ConfigError, DataError
 
-__all__ = ["FAILED", "PATTERNS", "VERIFIED", "GateReport", "Gates"]
+__all__ = ["FAILED", "PATTERNS", "VERIFIED", "GateReport", "Gates", "UngatedExport", "refuse_ungated", "shown_value"]
 
 VERIFIED = "verified"  # patterns and names were looked for, and a second reading found nothing more
 PATTERNS = "patterns only"  # the same, but names were not looked for
 FAILED = "failed"  # nothing was anonymised, or the second reading found something
+
+
+class UngatedExport(AssayError, RuntimeError):
+    """A gate failed, and nothing was written. `gates` has what each says."""
+
+    def __init__(self, message: str, gates: list[dict[str, Any]]) -> None:
+        super().__init__(message)
+        self.gates = gates
+
+
+def refuse_ungated(manifest: Mapping[str, Any]) -> None:
+    """Raises where the manifest of an export has no rows (DataError) or a gate that stops it (UngatedExport)."""
+    if not manifest["rows"]:
+        counted = (f"{count} left out: {reason}" for reason, count in manifest["left_out"].items())
+        why = "; ".join(counted) or "the store holds none that fit"
+        raise DataError(f"there is nothing to export as {manifest['kind']}: {why}")
+    failed = [gate for gate in manifest["gates"] if gate["enforced"] and not gate["passed"]]
+    if failed:
+        text = "; ".join(f"{gate['gate']} is {shown_value(gate['value'])}, required is {gate['required']}: {gate['missing']}" for gate in failed)
+        raise UngatedExport(
+            f"the data does not pass its gates, nothing was written. {text}. "
+            "Correct the data, select other rollouts (runs, programs), or set another limit (min_clean, privacy)",
+            manifest["gates"],
+        )
+
+
+def shown_value(value: Any) -> str:
+    """A gate's value for people."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,17 +83,19 @@ class GateReport:
     transitions: int = 0
     problems: Counter[str] = field(default_factory=Counter)  # of transitions that are not clean, by why
     task_types: Counter[str] = field(default_factory=Counter)  # clean transitions of each
+    runs: Counter[str] = field(default_factory=Counter)  # transitions that are not clean, by run
     verified: bool = False  # what was anonymised was read again and nothing more was found
     residual: int = 0  # findings of that second reading
     finds_names: bool = False  # whether names were looked for
 
-    def see(self, task_type: str, problem: str | None) -> None:
+    def see(self, task_type: str, problem: str | None, run: str | None = None) -> None:
         """Counts one transition."""
         self.transitions += 1
         if problem is None:
             self.task_types[task_type] += 1
         else:
             self.problems[problem] += 1
+            self.runs[run or "none"] += 1
 
     @property
     def clean(self) -> int:
@@ -83,6 +115,9 @@ class GateReport:
         share = self.clean / self.transitions if self.transitions else 0.0
         least, kinds = self.gates.min_transitions, len(self.task_types)
         worst = ", ".join(f"{count} {why}" for why, count in self.problems.most_common())
+        if len(self.runs) > 1:
+            run, count = self.runs.most_common(1)[0]
+            worst += f"; {count} of them in run {run}"
         wanted = self.gates.min_clean
         # n more clean ones make (clean + n) / (all + n) enough: n = (min·all - clean) / (1 - min), without rounding errors
         exact = Fraction(str(wanted))

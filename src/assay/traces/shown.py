@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["TaskTexts", "message_texts"]
+__all__ = ["OwnTask", "TaskTexts", "message_texts"]
 
 _WORD = re.compile(r"\w+")
 _SHORT = 12  # characters under which a text must stand by itself in its line
@@ -65,6 +65,47 @@ class TaskTexts:
                 self._found.clear()
             self._found[key] = known
         return known
+
+
+class OwnTask:
+    """Whether a call's prompt demonstrates the very task that the call is about.
+
+    A demonstration is an answered user message before the last one, or DSPy's instructions. What the rollout itself asked and was
+    answered before is no demonstration: the calls of a rollout are asked about in their order.
+    """
+
+    def __init__(self, inputs: Mapping[str, Any]) -> None:
+        self._parts = [text for value in inputs.values() if (text := _plain(_text(value)))]
+        self._word = max((word for part in self._parts for word in _WORD.findall(part)), key=len, default="")
+        self._answers: set[str] = set()  # what the rollout was answered so far
+
+    def possible(self, request_json: str) -> bool:
+        """Whether the messages of a request are worth reading: without an assistant's, the task must be there twice."""
+        return '"assistant"' in request_json or (bool(self._word) and request_json.count(self._word) > 1)
+
+    def demonstrated(self, messages: Sequence[Mapping[str, Any]], *, instructions: bool) -> bool:
+        """Whether these messages demonstrate the task.
+
+        Args:
+            instructions: whether system messages count: DSPy puts no task into them, other programs may.
+        """
+        texts = [message_texts([message])[0] if message.get("content") else "" for message in messages]
+        last = max((at for at, message in enumerate(messages) if message.get("role") == "user"), default=0)
+        same = hash(_fields(texts[last])) if texts else 0
+        for at, (message, text) in enumerate(zip(messages[:last], texts, strict=False)):
+            if message.get("role") == "user" and messages[at + 1].get("role") == "assistant":
+                if texts[at + 1] not in self._answers and (hash(_fields(text)) == same or self._holds(text)):
+                    return True
+            elif instructions and message.get("role") == "system" and self._holds(text) and self._holds(texts[last]):
+                return True
+        return False
+
+    def answered(self, output: str) -> None:
+        """Notes an answer of the rollout, to a prompt that did not demonstrate the task."""
+        self._answers.add(output)
+
+    def _holds(self, text: str) -> bool:
+        return bool(self._word) and self._word in text and all(_stands_in(part, _plain(text)) for part in self._parts)
 
 
 def message_texts(messages: Iterable[Mapping[str, Any]]) -> list[str]:
