@@ -21,9 +21,11 @@ from typing import Any
 
 from assay.errors import ConfigError, DataError, MissingExtra
 from assay.traces.privacy_forms import FINDERS as FORMS
+from assay.traces.privacy_found import Found, normal, small
 from assay.traces.privacy_names import TYPES, WORDS, Known, known_in, name_engine, unescaped
 from assay.traces.privacy_numbers import FINDERS as NUMBERS
-from assay.traces.privacy_patterns import FINDERS, LABEL, Found, named_secret, normal, small
+from assay.traces.privacy_patterns import FINDERS, LABEL
+from assay.traces.privacy_secrets import named_secret
 
 __all__ = ["TYPES", "Anonymizer", "Found", "Known", "key_of", "restore"]
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import regex
 
-from assay.traces.privacy_patterns import Found, normal
+from assay.traces.privacy_found import Found, normal
 
 __all__ = ["FINDERS"]
 

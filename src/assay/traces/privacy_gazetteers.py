@@ -13,7 +13,7 @@ from typing import Any
 
 import regex
 
-from assay.traces.privacy_patterns import Found, normal
+from assay.traces.privacy_found import Found, normal
 
 __all__ = ["available", "finder"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from assay.errors import ConfigError, MissingExtra
 from assay.traces import privacy_gazetteers
-from assay.traces.privacy_patterns import BLANK, Found, normal
+from assay.traces.privacy_found import BLANK, Found, normal
 
 __all__ = ["TYPES", "WORDS", "Known", "known_in", "name_engine", "unescaped"]
 

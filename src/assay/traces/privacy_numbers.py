@@ -7,7 +7,7 @@ from importlib import import_module
 
 import regex
 
-from assay.traces.privacy_patterns import Found
+from assay.traces.privacy_found import Found
 
 __all__ = ["FINDERS"]
 

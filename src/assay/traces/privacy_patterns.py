@@ -5,154 +5,14 @@ or a label says what it is. Values reserved for documentation are nobody's. Ever
 """
 
 import ipaddress
-import math
 import re
-import unicodedata
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 
-__all__ = ["BLANK", "FINDERS", "LABEL", "Found", "named_secret", "normal", "small"]
+from assay.traces.privacy_found import BLANK, FREE, Found, normal
+from assay.traces.privacy_secrets import find_secrets, labelled_secrets
 
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A stretch of a text: `text[start:end]`. `value` is its normal form; a secret's is only its kind."""
-
-    type: str
-    start: int
-    end: int
-    value: str
-
-
-def normal(kind: str, value: str) -> str:
-    """One form for all spellings of a value: case, spaces and separators do not tell two apart."""
-    value = unicodedata.normalize("NFKC", value).casefold().strip()
-    if kind == "email":
-        value = re.sub(r"%40|&#64;|\s*[\[({]\s*at\s*[\])}]\s*|\s+at\s+|\s+@\s+", "@", value)
-        return re.sub(r"\s*[\[({]\s*dot\s*[\])}]\s*|\s+dot\s+", ".", value)
-    if kind == "phone":
-        number, _, extension = value.partition("x")
-        digits = re.sub(r"\D", "", number)
-        national = len(digits) == 10 and digits[0] in "23456789" and "+" not in number
-        return ("1" if national else "") + digits.removeprefix("00") + ("x" + re.sub(r"\D", "", extension) if extension else "")
-    if kind in ("iban", "card", "ssn", "mac"):
-        return re.sub(r"[\W_]", "", value)
-    if kind == "ip":
-        try:
-            return str(ipaddress.ip_address(value))
-        except ValueError:
-            return value
-    return " ".join(value.split())
-
-
-def small(text: str) -> str:
-    """The text in small letters, of the same length (a few letters have a longer small form: they stay)."""
-    lower = text.lower()
-    return lower if len(lower) == len(text) else "".join(c.lower() if len(c.lower()) == 1 else c for c in text)
-
-
-BLANK = r"(?:[^\S\n]|\n(?!\n))"  # white space, but no empty line: what one parts is never one find, so that texts can be read in parts
-_FREE = r"(?<!(?<!\\)\w)"  # no letter or digit before, but for the n of a \n: texts hold JSON
-
-# -- secrets
-
-_TAIL = re.compile(r"[-_.](?=[A-Za-z0-9_-]{16})")
-_HEAD = re.compile(
-    r"(?:[spr]k|whsec|gh[pousr]|github|gl(?:pat|ptt|dt|rt)|xox[a-z]|xapp|ya29|GOCSPX|hf|gsk|npm|dop|ntn|lin|shp(?:at|ss|ca|pa)|r8|fw|sq0[a-z]{3}|xai|pplx"
-    r"|nvapi|pypi|SG)$"
-)
-_SHAPES = re.compile(
-    r"""(?<!(?<!\\)[A-Za-z0-9])(?:
-      (?P<anthropic>sk-ant-[\w-]{16,}) | (?P<openai>sk-(?=[\w-]{0,80}\d)[\w-]{20,}) | (?P<stripe>(?:[spr]k_(?:live|test)|whsec)_\w{16,})
-    | (?P<github>(?:gh[pousr]|github_pat)_\w{20,}) | (?P<gitlab>gl(?:pat|ptt|dt|rt)-[\w-]{20,}) | (?P<slack>xox[a-z]-[\w-]{10,}|xapp-\d-[\w-]{10,})
-    | (?P<aws>(?:AKIA|ASIA)[A-Z2-7]{16}(?![A-Za-z0-9])) | (?P<google>AIza[\w-]{35}|ya29\.[\w-]{20,}|GOCSPX-[\w-]{20,})
-    | (?P<huggingface>hf_[A-Za-z0-9]{30,}) | (?P<jwt>eyJ[\w-]{8,1000}\.[\w-]{8,}(?:\.[\w-]*){1,3})
-    | (?P<service>(?:gsk|npm|dop_v1|ntn|lin_api|shp(?:at|ss|ca|pa)|r8|fw|sq0[a-z]{3})[_-]\w{20,}|(?:xai|pplx|nvapi|pypi)-[\w-]{20,}
-        |SG\.[\w-]{16,100}\.[\w-]{16,}))""",
-    re.X | re.A,
-)
-_PEM = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
-_PEM_END = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
-_PEM_BODY = re.compile(r"(?:[A-Za-z0-9+/=\s:,-]|\\+[nr])*")
-_LOGIN = re.compile(r"://([^\s/@:\"'<>\\]{0,100}:[^\s/\"'<>\\]{1,200}|[\w-]{20,200})@")
-_HEADER = re.compile(r"(?:bearer|basic)[ \t]{1,3}(?=[\w.~+/=-]{0,200}\d)([\w.~+/=-]{16,})", re.I | re.A)
-_FLAG = re.compile(r"""(?<!\w)(?:(?:-u|--user)[ =]["']?[\w.@-]{1,60}:([^\s"']{1,200})|-p(?:"([^"\n]{1,100})"|'([^'\n]{1,100})'))""", re.A)
-_NAMED = re.compile(
-    rf"""(?P<name>pass(?:word|wd|phrase|code)?|pwd|secret|credential|token|key)(?P<rest>[\w-]{{0,20}})(?:\\{{0,4}}["'])?
-        (?P<gap>{BLANK}{{0,3}}(?:=>|:=|=|:|\ is(?=\s)){BLANK}{{0,3}})
-        (?:(?P<quote>\\{{0,4}}["'`])(?P<quoted>[^\n]{{1,300}}?)(?P=quote)|(?P<bare>[^\s"'`<>\\]{{3,300}}))""",
-    re.I | re.X,
-)
-_PASSWORD = re.compile(r"pass(?:word|wd|phrase|code)|(?<![a-z])pass(?![a-z])|pwd|secret(?!ar)|credential")
-_ABOUT = ("count", "length", "policy", "field", "id", "name", "type", "hint")  # of names that tell something about a password
-_PLACEHOLDER = re.compile(
-    r"""\[secret\b.*|[x*.•-]+|<.*>|\$?\{.*\}?|\$\(?[a-z_]\w*\)?|%\(\w+\)s?|%\w+%|%[sd]|your[\b_-].*|my[_-]?(?:password|secret|token|key)|changeme|none|null|true|false|nil
-        |undefined|str(?:ing)?|int|bytes|bool|optional|required|any|object|text|redacted|hidden|\w*(?:pass(?:word|wd)|secret|token|_key)\w*""",
-    re.I | re.X | re.S,
-)  # fmt: skip
-_CODE = re.compile(r"[A-Za-z_]\w*(?:(?:\.[A-Za-z_]\w*)*[(\[]|(?:\.[A-Za-z_]\w*)+[,;)]*$)")
-
-
-def named_secret(name: str, value: str) -> str | None:
-    """What a value under this name is as a secret, or None.
-
-    A password may be any word; what is named a token or key must look random: 16 characters, letters and digits, 3 bits each.
-    """
-    name = name.lower()
-    if len(value) > 4000 or _PLACEHOLDER.fullmatch(value):
-        return None
-    if _PASSWORD.search(name):
-        return None if len(value) < 3 or len(value.split()) > 8 or name.endswith(_ABOUT) else "password"
-    if not re.search(r"token|key|auth", name) or len(value) < 16 or not re.fullmatch(r"[\w+/=.~:-]+", value, re.A):
-        return None
-    shares = [n / len(value) for n in Counter(value).values()]
-    mixed = any(c.isdigit() for c in value) and any(c.isalpha() for c in value)
-    return "token" if mixed and -sum(p * math.log2(p) for p in shares) >= 3 else None
-
-
-def _secrets(text: str, lower: str) -> Iterator[Found]:
-    if "AKIA" in text or "ASIA" in text or "AIza" in text or "eyJ" in text:
-        yield from map(_shape, _SHAPES.finditer(text))
-    else:
-        heads = (_HEAD.search(text, max(0, tail.start() - 7), tail.start()) for tail in _TAIL.finditer(text))
-        yield from (_shape(m) for head in heads if head and (m := _SHAPES.match(text, head.start())))
-    if "PRIVATE KEY" in text:
-        at = 0
-        while begin := _PEM.search(text, at):
-            end, body = _PEM_END.search(text, begin.end()), _PEM_BODY.match(text, begin.end())
-            at = end.end() if end else body.end() if body else begin.end()
-            yield Found("secret", begin.start(), at, "private-key")
-    if "://" in text and "@" in text:
-        yield from (Found("secret", *m.span(1), "login") for m in _LOGIN.finditer(text) if not _PLACEHOLDER.fullmatch(m[1].partition(":")[2]))
-
-
-def _shape(m: re.Match[str]) -> Found:
-    return Found("secret", m.start(), m.end(), "jwt" if m.lastgroup == "jwt" else f"{m.lastgroup}-key")
-
-
-def _told(text: str, at: int) -> Iterator[Found]:
-    """Secrets that a word before them tells."""
-    if (m := _FLAG.match(text, at)) and not _PLACEHOLDER.fullmatch(m[m.lastindex or 0]):
-        yield Found("secret", *m.span(m.lastindex or 0), "password")
-    if m := _HEADER.match(text, at):
-        yield Found("secret", *m.span(1), "bearer")
-    if not (m := _NAMED.match(text, at)):
-        return
-    group = "quoted" if m["quoted"] else "bare"
-    value, (start, end) = m[group], m.span(group)
-    before = re.search(r"[\w-]{0,20}$", text[max(0, at - 20) : at])
-    name = (before[0] if before else "") + m["name"] + m["rest"]
-    if group == "bare":
-        value = re.split(r"[&;,](?=\w+=)", value, maxsplit=1)[0].rstrip(".,;:)]}")
-        end = start + len(value)
-        word = value.isidentifier() and not any(c.isdigit() for c in value)
-        ends_line = text[end : end + 1] in ("", "\n", "\r", '"', "'", "\\")
-        if _CODE.match(value) or (word and m["gap"] != "=" and not (":" in m["gap"] and ends_line)):
-            return  # an expression, or a sentence that goes on
-    if kind := named_secret(name, value):
-        yield Found("secret", start, end, kind)
+__all__ = ["FINDERS", "LABEL"]
 
 
 # -- e-mail: from its @ to both sides
@@ -208,7 +68,7 @@ _CARD = re.compile(
 )
 _SSN = re.compile(r"(?<![\d-])(?!000|666|9)\d{3}-(?!00)\d\d-(?!0000)\d{4}(?![\d-])", re.A)
 _PHONES = re.compile(
-    rf"""{_FREE}(?<![.,]) (?: (?P<international>\+\(?[1-9](?:{_SEP}?\d){{7,14}}) | (?P<zeros>(?<!\d[ -])00[1-9]\d?(?:{_SEP}?\d){{7,13}})
+    rf"""{FREE}(?<![.,]) (?: (?P<international>\+\(?[1-9](?:{_SEP}?\d){{7,14}}) | (?P<zeros>(?<!\d[ -])00[1-9]\d?(?:{_SEP}?\d){{7,13}})
     | (?P<american>(?:\+?1[ .-])?(?:\([2-9]\d\d\)[ -]?[2-9]\d\d[-. ]|[2-9]\d\d(?P<dash>[.-])[2-9]\d\d(?P=dash))\d{{4}})
     | (?P<trunk>(?<!\d[ -])\(?0[1-9](?:{_SEP}?\d){{7,9}})
     | (?P<area>(?!\(\d{{3}}\)[ ]?\d{{3}}-)\([1-9]\d{{1,4}}\)[ -]?\d{{2,5}}(?:[ -]\d{{2,5}}){{1,3}}) )
@@ -219,13 +79,13 @@ _PHONE_LIKE = re.compile(r"[(0](?<!\d0)[1-9]|00[1-9]|[2-9]\d\d[.-][2-9]\d\d[.-]\
 _EXTENSION = re.compile(r" ?(?:x|ext\.?|extension) ?\d{1,6}(?!\w)", re.I | re.A)
 _FILLER = rf"""(?:{BLANK}|["'\\:=.(#\[-]|(?<=\\)[nrt]|\b(?:is|at|on|from|to|via|by)\b){{0,12}}"""
 _LABELLED = re.compile(
-    rf"""(?: (?: phone|{_FREE}tel(?:e(?:phone|fon[eo]?))?|tél[ée](?:ph|f)one?|mobil\w?|móvil|{_FREE}(?:cell|fax|sms)|whatsapp|handy
-        |contact[ _]?(?=num)|{_FREE}(?:call|ring|text|reach|dial)\ (?:me|us|him|her|them)|{_FREE}my\ number)s?[ _-]?(?:num(?:ber)?|nr|no)?
+    rf"""(?: (?: phone|{FREE}tel(?:e(?:phone|fon[eo]?))?|tél[ée](?:ph|f)one?|mobil\w?|móvil|{FREE}(?:cell|fax|sms)|whatsapp|handy
+        |contact[ _]?(?=num)|{FREE}(?:call|ring|text|reach|dial)\ (?:me|us|him|her|them)|{FREE}my\ number)s?[ _-]?(?:num(?:ber)?|nr|no)?
         {_FILLER}(?P<phone>\+?\(?\d(?:{_SEP}?\d){{6,15}})
-    |(?:{_FREE}ssn|social[ _]security(?:[ _](?:number|no\.?))?|tax[ _]?id)
+    |(?:{FREE}ssn|social[ _]security(?:[ _](?:number|no\.?))?|tax[ _]?id)
         {_FILLER}(?P<ssn>(?!000|666)\d{{3}}[ .-]?(?!00)\d\d[ .-]?(?!0000)\d{{4}})
-    |(?:card|visa|amex|{_FREE}cc)[ _]?(?:num(?:ber)?|nr|no)?{_FILLER}(?P<card>\d(?:[ .-]?\d){{11,18}})
-    |{_FREE}mac(?:[ _]?addr(?:ess)?)?{_FILLER}(?P<mac>(?=[0-9a-f]{{0,11}}[a-f])[0-9a-f]{{12}}(?!\w)) )(?!\d)""",
+    |(?:card|visa|amex|{FREE}cc)[ _]?(?:num(?:ber)?|nr|no)?{_FILLER}(?P<card>\d(?:[ .-]?\d){{11,18}})
+    |{FREE}mac(?:[ _]?addr(?:ess)?)?{_FILLER}(?P<mac>(?=[0-9a-f]{{0,11}}[a-f])[0-9a-f]{{12}}(?!\w)) )(?!\d)""",
     re.I | re.X | re.A,
 )
 _RECKONED_BEFORE = re.compile(r"(?:[\d)\]] *[-+=]|[*^%×÷]|(?<!\w)\w =) *$|(?<![:/])/ *$")
@@ -311,7 +171,7 @@ _IBAN_LENGTHS = {  # the SWIFT registry's
     }.items()
     for code in codes.split()
 }  # fmt: skip
-_V4 = re.compile(_FREE + r"(?<![.-])\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}(?![\w-]|\.\d)", re.A)
+_V4 = re.compile(FREE + r"(?<![.-])\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}(?![\w-]|\.\d)", re.A)
 _V4_GATE = re.compile(r"\.\d{1,3}\.\d{1,3}\.\d", re.A)
 _V6_GATE = re.compile(r":(?::|(?:[0-9A-Fa-f]{1,4}:){3})")
 _V6 = re.compile(r"[0-9a-f](?<!(?<!\\)[\w:.].)[0-9a-f]{0,3}(?::[0-9a-f]{0,4}){2,7}(?![\w:])", re.I | re.A)
@@ -322,7 +182,7 @@ _RESOLVERS = frozenset(["8.8.8.8", "8.8.4.4", "1.1.1.1", "1.0.0.1", "9.9.9.9", "
 _RESERVED = ("192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24", "0.0.0.0/8", "240.0.0.0/4", "2001:db8::/32")
 _DOCUMENTATION = [ipaddress.ip_network(net) for net in _RESERVED]
 _MAC = re.compile(
-    _FREE + r"(?<![:-])(?:[0-9a-f]{2}([:-])(?:[0-9a-f]{2}\1){4}[0-9a-f]{2}|[0-9a-f]{4}\.[0-9a-f]{4}\.[0-9a-f]{4})(?![\w:-])", re.I | re.A
+    FREE + r"(?<![:-])(?:[0-9a-f]{2}([:-])(?:[0-9a-f]{2}\1){4}[0-9a-f]{2}|[0-9a-f]{4}\.[0-9a-f]{4}\.[0-9a-f]{4})(?![\w:-])", re.I | re.A
 )
 _MAC_GATES = [re.compile(gate, re.A) for gate in (r":(?:[0-9A-Fa-f]{2}:){4}", r"-(?:[0-9A-Fa-f]{2}-){4}", r"\.[0-9A-Fa-f]{4}\.[0-9A-Fa-f]{4}")]
 
@@ -385,7 +245,7 @@ _DATE = r"""\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/. ]\d{1,2}[-/. ]\d{2,4}
     |(?:the\ )?\d{1,2}(?:st|nd|rd|th|\.)?\ (?:of\ |de\ )?[^\W\d_]{3,10}\.?,?\ (?:de\ )?'?\d{2,4}
     |[^\W\d_]{3,10}\.?\ \d{1,2}(?:st|nd|rd|th)?,?\ \d{4}|[^\W\d_]{3,10}\ '\d\d|\d{8}|\d{6}"""
 _BORN = re.compile(
-    rf"""(?:birth(?:[ _]?da(?:te|y)|(?<=of[ _]birth)|(?<=ofbirth))|{_FREE}(?:d\.?o\.?b\.?|born)|geburtsdatum|geboren|geb\.|née?\ le|nacimiento
+    rf"""(?:birth(?:[ _]?da(?:te|y)|(?<=of[ _]birth)|(?<=ofbirth))|{FREE}(?:d\.?o\.?b\.?|born)|geburtsdatum|geboren|geb\.|née?\ le|nacimiento
     |nascita)(?:{BLANK}|["'\\:=(.,]|\b(?:on|is|was|am|in)\b){{0,10}}(?<!\w)({_DATE})(?!\w)""",
     re.I | re.X,
 )
@@ -393,7 +253,7 @@ _STREETS = r"""(?:Street|St|Avenue|Ave|Road|Rd|Boulevard|Blvd|Lane|Ln|Drive|Dr|C
     |Close|Gardens|Grove|Mews|Alley|Plaza|Trail|Way|Place)\b"""
 _STREET_GATE = re.compile(rf"\ (?=[A-Z]){_STREETS}", re.X)
 _STREET = re.compile(
-    rf"""{_FREE}(?<![.,-])\d{{1,5}}[A-Za-z]?\ (?:[A-Z][\w'’.-]{{0,30}}\ ){{1,4}}{_STREETS}\.?
+    rf"""{FREE}(?<![.,-])\d{{1,5}}[A-Za-z]?\ (?:[A-Z][\w'’.-]{{0,30}}\ ){{1,4}}{_STREETS}\.?
     (?:,?\ (?:Apt|Apartment|Suite|Unit|Flat)\.?\ \#?\w{{1,6}})?""",
     re.X,
 )
@@ -429,7 +289,7 @@ def _words(text: str, lower: str) -> Iterator[Found]:
     for word in _WORD.finditer(lower):
         kind, at = _WORDS[word[0]], word.start()
         if kind == "secret":
-            yield from _told(text, at)
+            yield from labelled_secrets(text, at)
         elif kind == "born" and (m := _BORN.match(text, at)):
             yield Found("dob", *m.span(1), normal("dob", m[1]))
         elif kind == "number" and (m := _LABELLED.match(text, at)):
@@ -445,4 +305,4 @@ def _words(text: str, lower: str) -> Iterator[Found]:
 
 # names of fields that tell what a value is
 LABEL = re.compile(r"phone|tel|mobil|cell|fax|number|ssn|social|tax|birth|dob|born|card|cc|mac|\bip\b|addr", re.I)
-FINDERS: tuple[Callable[[str, str], Iterator[Found]], ...] = (_secrets, _emails, _numbers, _ibans, _machines, _streets, _words)
+FINDERS: tuple[Callable[[str, str], Iterator[Found]], ...] = (find_secrets, _emails, _numbers, _ibans, _machines, _streets, _words)
