@@ -14,6 +14,7 @@ import dspy
 from assay.anchors import replay_of_rubric
 from assay.compilereport import compile_markdown
 from assay.datasets import SPLITS
+from assay.datasets.tasks import make_task
 from assay.deployment import load_artifact
 from assay.deployment.artifact import check_pinned, check_place, is_artifact, runnable, with_model_of
 from assay.errors import BudgetExceeded, ConfigError, ModelError, ProgramError
@@ -139,8 +140,10 @@ def run(
 @contextmanager
 def predictor(
     program: str | Path, *, model: str | None = None, api_base: str | None = None, api_key_env: str | None = None, store: str | Path | None = None
-) -> Iterator[Callable[[Mapping[str, Any]], dspy.Prediction]]:
+) -> Iterator[Callable[..., dspy.Prediction]]:
     """A function that gives recorded predictions, while it is open: `run` for many inputs. Settings as in `run`.
+
+    With `where`, the place of a row of data, it takes the row as `compile` would: columns that are no input of the program are left out.
 
     Raises:
         AssayError: what was wrong, which rule, what to do.
@@ -165,7 +168,9 @@ def predictor(
         if artifact:
             check_pinned(artifact, lm)
 
-        def predict(inputs: Mapping[str, Any]) -> dspy.Prediction:
+        def predict(inputs: Mapping[str, Any], *, where: str | None = None) -> dspy.Prediction:
+            if where is not None:
+                inputs = make_task(inputs, where=where, inputs=wanted).inputs
             if wanted is not None and set(inputs) != set(wanted):
                 raise ConfigError(f"{program} takes the inputs {wanted}, got {sorted(inputs)}")
             rollout = Rollout(

@@ -36,7 +36,9 @@ class CompareReport(Shown):
             side: {"program": name, "model": model, **report.to_dict()["result"]}
             for side, name, model, report in zip("ab", self.names, self.models, (self.a, self.b), strict=True)
         }
-        spent = {key: self.a.to_dict()[key] + self.b.to_dict()[key] for key in ("calls", "cached", "tokens", "cost_usd")}
+        spent: dict[str, Any] = {key: self.a.to_dict()[key] + self.b.to_dict()[key] for key in ("calls", "cached", "tokens", "cost_usd")}
+        openings = self.b.openings or self.a.openings  # those of both sides, as one job
+        spent["test_openings"] = openings.to_dict() if openings else None
         return {**sides, "gain": self.gain.to_dict(), "split": self.a.split, "tasks": tasks, **spent, "stopped": self.a.stopped or self.b.stopped}
 
 
@@ -49,7 +51,7 @@ def compare(
     Args:
         a: what is compared with, as in `evaluate`. Without `model` and `lm` an artifact runs with the model that it was measured with, and a program
             beside it with the same.
-        split: `test` opens the sealed split, once for both.
+        split: `test` opens the sealed split, which is counted for each side.
         options: as in `evaluate`.
     Raises:
         AssayError: what was wrong, which rule, what to do.

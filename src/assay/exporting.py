@@ -210,6 +210,8 @@ def score_rollouts(
 ) -> dict[str, Any]:
     """Scores what is in the store by a rubric, step rewards included: rollouts of the gateway, of imports, of other rubrics.
 
+    Of a rollout on which a final criterion could not be decided nothing is stored: it keeps the score that it had, or none.
+
     Args:
         runs: only these; all where empty.
         again: those that have a score already as well; it is replaced.
@@ -234,7 +236,7 @@ def score_rollouts(
                 if rollout.score is not None and not again:
                     counts["skipped"] += 1
                 else:
-                    value = score_rollout(measure, task_of(rollout), rollout, Recorder(opened))
+                    value = score_rollout(measure, task_of(rollout), rollout, Recorder(opened), whole=True)
                     counts["unscored" if math.isnan(value) else "scored"] += 1
                     values += [] if math.isnan(value) else [value]
                     results.append(_as_scored(rollout, value))

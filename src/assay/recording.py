@@ -26,7 +26,7 @@ from assay.rubrics import Rubric, load_rubric
 from assay.rubrics.criteria import Failed
 from assay.rubrics.scoring import mark_unscored
 from assay.traces import Recorder, Rollout, Store, ToolCall, Transition, store_url
-from assay.traces.records import new_id
+from assay.traces.records import Verdict, new_id
 
 __all__ = ["Recording", "record", "recorded", "score_rollout", "task_of"]
 
@@ -144,10 +144,13 @@ def record(
             opened.put_rollout(rollout)
 
 
-def score_rollout(rubric: Rubric, task: Task, rollout: Rollout, recorder: Recorder) -> float:
+def score_rollout(rubric: Rubric, task: Task, rollout: Rollout, recorder: Recorder, *, whole: bool = False) -> float:
     """Gives a rollout its score, verdicts and step rewards by a rubric, writes them, and returns the score (NaN: unscored).
 
     A rollout that has no answer because its last call failed is the model's failure, not the agent's: it stays unscored.
+
+    Args:
+        whole: where a final criterion that applies could not be decided, nothing is written and the rollout counts as unscored.
     """
     if rollout.prediction is None and rollout.status == "done" and rollout.transitions and rollout.transitions[-1].error is not None:
         rollout.failure = rollout.transitions[-1].failure
@@ -158,13 +161,20 @@ def score_rollout(rubric: Rubric, task: Task, rollout: Rollout, recorder: Record
     rollout.score = None if math.isnan(result.value) else result.value
     mark_unscored(rollout, rubric.criteria, result)
     rollout.rubric, rollout.coverage, rollout.verdicts = f"{rubric.name}@{rubric.version}", result.coverage, list(result.verdicts)
+    if whole and (math.isnan(result.value) or (result.failed is None and any(_undecided(verdict) for verdict in result.verdicts))):
+        return math.nan
     recorder.scored(rollout, rubric.step_rewards(task, rollout))
     return result.value
 
 
+def _undecided(verdict: Verdict) -> bool:
+    return verdict.scope == "final" and verdict.applies and verdict.grade is None
+
+
 def task_of(rollout: Rollout) -> Task:
     """The task of a stored rollout, as far as the store knows it."""
-    return Task(id=rollout.task_id, task_type=rollout.task_type, inputs=rollout.inputs, expected=rollout.expected, metadata=rollout.metadata)
+    name = rollout.task_id or (content_hash(rollout.inputs)[:16] if rollout.inputs else "")  # `assay run` knows no task
+    return Task(id=name, task_type=rollout.task_type, inputs=rollout.inputs, expected=rollout.expected, metadata=rollout.metadata)
 
 
 def recorded(function: F | None = None, *, rubric: Rubric | str | Path | None = None, store: str | Path | None = None, **told: Any) -> Any:

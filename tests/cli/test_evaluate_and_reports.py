@@ -3,12 +3,17 @@
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
 from assay.cli.evaluate import command
 from assay.cli.main import group
 from assay.compilereport import compile_markdown
+from assay.errors import ConfigError, DataError
+from assay.traces import Rollout, Store
+from assay.traces.listing import show_run
 
 
 @pytest.mark.parametrize(("least", "code"), [("0.5", 0), ("0.51", 1)])
@@ -81,6 +86,28 @@ def test_two_programs_are_compared_task_by_task_and_their_runs_and_rollouts_list
     assert CliRunner().invoke(group, ["traces", "list", "--since", "yesterday"]).exit_code == 2
 
 
+def test_lists_without_a_match_name_the_filters_and_the_known_programs(tmp_path: Path) -> None:
+    invoked("evaluate", "p.py:half", *project(tmp_path))
+    assert len(invoked("traces", "list", "--phase", "evaluate", "--program", "HALF").splitlines()) == 4
+    none = CliRunner().invoke(group, ["traces", "list", "--program", "half", "--phase", "gate", "--min-score", "0.5"])
+    assert (none.exit_code, none.stdout) == (0, "")
+    assert none.stderr == "no rollout matches the filters: phase gate, program half, min score 0.5\n"
+    unknown = CliRunner().invoke(group, ["traces", "list", "--program", "triage"])
+    assert isinstance(unknown.exception, ConfigError)
+    assert str(unknown.exception).endswith("there are p.py:half")
+
+
+def test_a_run_of_evaluate_shows_its_own_settings_and_no_verdicts_as_tasks(tmp_path: Path) -> None:
+    invoked("evaluate", "p.py:half", *project(tmp_path))
+    with Store() as store:
+        run_id = show_run(store, "")["id"]
+        store.put_rollout(Rollout(run_id=run_id, phase="evaluate", source="judge", status="done"))
+    lines = invoked("runs", "show", run_id).splitlines()
+    assert not [line for line in lines if line.strip().startswith(("optimizer", "demos", "threshold", "difference", "early_stop"))]
+    assert "  evaluate: 1 done (verdicts of judges)" in lines
+    assert "  evaluate: 4 done, mean score 0.250" in lines
+
+
 @pytest.mark.parametrize("source", ["file", "stdin"])
 def test_many_lines_are_run_and_one_that_fails_does_not_end_the_others(source: str, tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text("def inverse(x):\n    return 1 / x\n")
@@ -102,7 +129,25 @@ def test_many_lines_are_run_and_one_that_fails_does_not_end_the_others(source: s
     assert (rows[0], rows[5]) == ({"answer": 0.25}, {"answer": 0.5})
     assert [row["line"] for row in rows[1:5]] == [3, 4, 5, 6]
     assert "ZeroDivisionError" in rows[1]["error"]
-    assert "takes the inputs ['x']" in rows[4]["error"]
+    assert "the program's input ['x'] is missing" in rows[4]["error"]
     done = CliRunner().invoke(group, [*arguments, "--out", "out.jsonl"], input=text if source == "stdin" else None)
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 6
     assert CliRunner().invoke(group, ["run", "p.py:inverse"]).exit_code == 2
+
+
+def test_tables_are_run_like_data_and_their_other_columns_left_out(tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text("def inverse(x):\n    return 1 / float(x)\n")
+    (tmp_path / "rows.csv").write_text("x,answer,note\n4,0.25,a label\n0,,\n")
+    pq.write_table(pa.table({"value": [2.0], "answer": ["0.5"]}), tmp_path / "rows.parquet")
+    run = ["run", "p.py:inverse", "--model", "openai/none", "--api-base", "http://localhost:9"]
+    done = CliRunner().invoke(group, [*run, "--file", "rows.csv"])
+    good, bad = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (done.exit_code, good, bad["line"]) == (1, {"answer": 0.25}, 3)
+    assert "ZeroDivisionError" in bad["error"]
+    done = CliRunner().invoke(group, [*run, "--file", "rows.parquet", "--rename", "value=x"])
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [{"answer": 0.5}]
+    (tmp_path / "rows.txt").write_text("4\n")
+    done = CliRunner().invoke(group, [*run, "--file", "rows.txt"])
+    assert isinstance(done.exception, DataError)
+    assert "cannot tell what 'rows.txt' is" in str(done.exception)
+    assert done.stdout == ""

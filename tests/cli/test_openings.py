@@ -63,6 +63,13 @@ def test_compile_tune_and_evaluate_say_how_often_the_test_split_was_opened(flags
     assert "has been opened" not in invoked("evaluate", "mine.py:Mine", "--split", "val", *flags)
 
 
+def test_compare_says_how_often_it_opened_the_test_split(flags: list[str]) -> None:
+    sides = ["compare", "mine.py:Mine", "mine.py:Mine", *flags]
+    assert opened("2 times") + " (2 times by this job)" in " ".join(invoked(*sides, "--split", "test").split())
+    assert json.loads(invoked(*sides, "--split", "test", "--json"))["test_openings"] == {"this_job": 2, "this_store": 4}
+    assert json.loads(invoked(*sides, "--split", "val", "--json"))["test_openings"] is None
+
+
 SIDE = {
     "score": 0.5,
     "interval": [0.4, 0.6],

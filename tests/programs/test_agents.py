@@ -16,6 +16,7 @@ from assay.models import count_tokens, get_lm
 from assay.programs import RANGES, Agent, AgentParameters, BaseAgent, Classify, Extract, LeanAdapter, MathQA, load_program, program_inputs
 from assay.programs.agent import reasoning_tokens
 from assay.programs.calculator import CalculatorError, calculator
+from assay.programs.compose import Configured, EnsembleProgram, NearestDemos
 from assay.programs.estimate import choice_probabilities
 from assay.testing import scripted_lm
 
@@ -251,6 +252,10 @@ def test_programs_load_by_name_file_and_module(tmp_path: Path) -> None:
     )
     mine = load_program("mine.py:Mine")
     assert program_inputs(mine) == ["a", "b"]
+    two = dspy.ChainOfThought("a -> c")
+    mine.other = two  # no longer the inputs of the only predictor
+    for composed in (NearestDemos(mine, [{"key": "x", "demos": {}}]), EnsembleProgram([mine]), Configured(mine, "json", None)):
+        assert program_inputs(composed) == ["a", "b"]
     assert program_inputs(load_program("math_qa")) == ["question"]
     assert isinstance(load_program("assay.programs:MathQA"), MathQA)
 

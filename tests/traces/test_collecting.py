@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -157,6 +158,21 @@ def test_stored_rollouts_are_scored_by_a_rubric_afterwards(program: str) -> None
     with Store("s.db") as store:
         found = store.rollout(run.rollout.id)
     assert (found.score, found.rubric[:3], found.transitions[0].step_rewards) == (1.0, "r2@", {"ran": 0.05})
+
+
+def test_a_rollout_that_a_rubric_cannot_decide_keeps_what_it_had(program: str) -> None:
+    """As those of `assay run`, whose task has no id and no expected answer."""
+    Path("r3.yaml").write_text("name: r3\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n- {name: short, check: 'c3.py:short'}\n")
+    Path("c3.py").write_text("def short(task, prediction, rollout):\n    return 1.0\n")
+    with Store("s.db") as store:
+        for score in (None, 0.4):
+            store.put_rollout(Rollout(status="done", phase="run", inputs={"question": "q"}, prediction={"answer": "7"}, score=score, rubric="old@1"))
+    scored = score_rollouts("r3.yaml", store="s.db", again=True)
+    assert (scored["scored"], scored["unscored"], scored["coverage"]) == (0, 2, 0.0)
+    assert re.match(r"task '[0-9a-f]{16}' has no expected", scored["undecided"]["right"]["reason"])
+    with Store("s.db") as store:
+        kept = {(rollout.score, rollout.rubric, len(store.rollout(rollout.id).verdicts)) for rollout in store.rollouts()}
+    assert kept == {(None, "old@1", 0), (0.4, "old@1", 0)}
 
 
 def test_what_the_model_failed_at_is_no_score_of_the_agents(program: str) -> None:

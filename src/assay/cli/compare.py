@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import Console, keep, print_json, run_config, run_options
+from assay.cli.shared import Console, keep, print_json, run_config, run_options, say_openings
 
 __all__ = ["command"]
 
@@ -52,3 +52,4 @@ def _show(data: dict[str, Any]) -> None:
     gain = data["gain"]
     what = "no significant difference" if gain["mean"] is None or gain["low"] <= 0 <= gain["high"] else "a gain" if gain["low"] > 0 else "a loss"
     rich.print(f"gain of b: {with_interval(gain)}: {what}")
+    say_openings(rich, data["test_openings"])

@@ -1,6 +1,7 @@
 """`assay run`: one prediction, or many from a file or standard input."""
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -17,8 +18,9 @@ __all__ = ["command"]
 @click.command("run")
 @click.argument("program")
 @click.argument("inputs", nargs=-1)
-@click.option("--file", "file", metavar="FILE", help="Many inputs: JSON lines, one object a line; - for standard input.")
-@click.option("--out", metavar="FILE", help="Where the predictions of --file go, JSON lines; by default standard output.")
+@click.option("--file", "file", metavar="FILE", help="Many inputs: a .jsonl, .csv or .parquet file; - for JSON lines on standard input.")
+@click.option("--out", metavar="FILE", help="Where the predictions of --file go, as JSON lines; by default standard output.")
+@click.option("--rename", multiple=True, metavar="COLUMN=NAME", help="Rename a column of --file.")
 @click.option("--model", help="Language model; by default the one the artifact was compiled for.")
 @program_endpoint
 @click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE.")
@@ -26,8 +28,8 @@ __all__ = ["command"]
 def command(program: str, inputs: tuple[str, ...], file: str | None, out: str | None, as_json: bool, **options: Any) -> None:
     """Predictions of PROGRAM (an artifact's folder or a program's name); recorded.
 
-    One on INPUTS, each NAME=VALUE, or one for each line of --file. A line that fails becomes an object with `error` and its
-    `line`, and the exit code is 1.
+    One on INPUTS, each NAME=VALUE, or one for each row of --file; columns that are no input of the program are left out. A row
+    that fails becomes an object with `error` and its `line`, and the exit code is 1.
     """
     import logging
 
@@ -38,8 +40,8 @@ def command(program: str, inputs: tuple[str, ...], file: str | None, out: str | 
         if _many(program, file, out, options):
             click.get_current_context().exit(1)
         return
-    if out is not None:
-        raise click.UsageError("--out goes with --file")
+    if out is not None or options.pop("rename"):
+        raise click.UsageError("--out and --rename go with --file")
     from assay import api
 
     fields = dict(api.run(program, pairs(inputs, "input"), **options).items())
@@ -55,42 +57,51 @@ def command(program: str, inputs: tuple[str, ...], file: str | None, out: str | 
 
 
 def _many(program: str, file: str, out: str | None, options: dict[str, Any]) -> int:
-    """Writes a line for each line; how many failed."""
+    """Writes a line for each row; how many failed."""
     from assay import api
     from assay.errors import DataError
 
-    if file != "-" and not Path(file).is_file():
+    rename, failed, console = pairs(options.pop("rename"), "--rename"), 0, Console()
+    if file != "-" and ":" not in file and not Path(file).exists():
         raise DataError(f"no such file: {file}")
-    failed, console = 0, Console()
-    total = None if file == "-" else sum(1 for _ in _lines(file))
+    # Of a file all rows are read first: one that cannot be read is refused before anything is loaded or written.
+    total = sum(1 for _ in _rows(file)) if file != "-" and Path(file).is_file() else None
     stdout = click.get_current_context().meta.get("stdout", sys.stdout)
     target: Any = open(out, "w", encoding="utf-8") if out else nullcontext(stdout)  # noqa: SIM115  (entered below)
     with api.predictor(program, **options) as predict, target as written, console.bar(f"run {program}", total) as advance:
-        for number, line in _lines(file):
-            row = _answer(predict, number, line)
-            failed += "error" in row and "line" in row
-            written.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+        for where, row in _rows(file):
+            answer = _answer(predict, where, row, rename)
+            failed += "error" in answer and "line" in answer
+            written.write(json.dumps(answer, ensure_ascii=False, default=str) + "\n")
             written.flush()
             advance(1)
     if failed:
-        console.say(f"warning: {failed} lines failed; each has its error in the output")
+        console.say(f"warning: {failed} rows failed; each has its error in the output")
     return failed
 
 
-def _answer(predict: Any, number: int, line: str) -> dict[str, Any]:
-    """The prediction for a line, or what was wrong with it: one line's failure must not end the others."""
+def _answer(predict: Any, where: str, row: Any, rename: dict[str, str]) -> dict[str, Any]:
+    """The prediction for a row, or what was wrong with it: one row's failure must not end the others."""
+    from assay.datasets.splits import renamed
+    from assay.errors import DataError
+
     try:
-        given = json.loads(line)
-        if not isinstance(given, dict):
-            raise ValueError(f"expected a JSON object, found {type(given).__name__}")
-        return dict(predict(given.get("inputs") if isinstance(given.get("inputs"), dict) else given).items())
+        if isinstance(row, str):
+            row = json.loads(row)
+        if not isinstance(row, dict):
+            raise DataError(f"{where}: expected a JSON object, found {type(row).__name__}")
+        return dict(predict(renamed(row, rename, where), where=where).items())
     except Exception as error:
-        return {"line": number, "error": f"{type(error).__name__}: {error}"}
+        at = re.search(r"\d+$", where)
+        return {"line": int(at[0]) if at else 0, "error": f"{type(error).__name__}: {error}"}
 
 
-def _lines(file: str) -> Iterator[tuple[int, str]]:
-    if file == "-":
-        yield from ((number, line) for number, line in enumerate(sys.stdin, 1) if line.strip())
+def _rows(file: str) -> Iterator[tuple[str, Any]]:
+    """Rows with their places; a line of JSON as it stands, so that one which cannot be read is one failure, and the rest of the file is run."""
+    from assay.datasets.sources import iter_rows
+
+    if file != "-" and Path(file).suffix.lower() not in ("", ".jsonl", ".ndjson"):
+        yield from iter_rows(file)
         return
-    with open(file, encoding="utf-8") as opened:
-        yield from ((number, line) for number, line in enumerate(opened, 1) if line.strip())
+    with nullcontext(sys.stdin) if file == "-" else open(file, encoding="utf-8-sig") as opened:
+        yield from ((f"{file}:{number}", line) for number, line in enumerate(opened, 1) if line.strip())

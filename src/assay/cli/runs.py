@@ -32,6 +32,8 @@ def list_(limit: int, store: str | None, as_json: bool) -> None:
     if as_json:
         print_json({"runs": runs})
         return
+    if not runs:
+        click.echo("the store holds no runs", err=True)
     for run in runs:
         click.echo(f"{run['id']:18} {_when(run['started_at'])} {run['kind']:14} {run['status']:8} {_took(run):>7}  {run['program']}  {run['model']}")
 
@@ -55,7 +57,8 @@ def show(run_id: str, store: str | None, as_json: bool) -> None:
             click.echo(f"  {name}: {value}")
     for part in run["rollouts"]:
         mean = "" if part["mean_score"] is None else f", mean score {part['mean_score']:.3f}"
-        click.echo(f"  {part['phase'] or '–'}: {part['n']} {part['status']}{mean}")
+        whose = {"judge": " (verdicts of judges)", "outside": " (calls outside of a task)"}.get(part["source"], "")
+        click.echo(f"  {part['phase'] or '–'}: {part['n']} {part['status']}{mean}{whose}")
 
 
 def _when(seconds: float) -> str:

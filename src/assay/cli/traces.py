@@ -38,7 +38,7 @@ def open_store(store: str | None) -> Any:
 @click.option("--split", type=click.Choice(["train", "val", "gate", "test"]), help="Only of this split.")
 @click.option("--status", type=click.Choice(["done", "failed", "error", "running"]), help="Only of this status.")
 @click.option("--phase", help="Only of this phase: baseline, search, gate, test, evaluate, collect, run, …")
-@click.option("--program", help="Only of this program.")
+@click.option("--program", help="Only of programs whose name contains this.")
 @click.option("--failure", help="Only of this failure kind: parse, context, timeout, model, agent, tool, check, judge, loop, cap.")
 @click.option("--min-score", type=click.FloatRange(0, 1), help="Only scored at least so high.")
 @click.option("--max-score", type=click.FloatRange(0, 1), help="Only scored at most so high.")
@@ -47,18 +47,27 @@ def open_store(store: str | None) -> Any:
 @_store
 @_json
 def list_rollouts(
-    limit: int, since: str | None, min_score: float | None, max_score: float | None, store: str | None, as_json: bool, **equal: str | None
-) -> None:
+    limit: int, since: str | None, min_score: float | None, max_score: float | None, program: str | None, store: str | None, as_json: bool,
+    **equal: str | None,
+) -> None:  # fmt: skip
     """The newest rollouts, one a line: id, time, phase, split, status, score, failure, program, first input."""
-    from assay.traces.listing import find_rollouts
+    from assay.errors import ConfigError
+    from assay.traces.listing import find_rollouts, known_programs
 
     chosen = {name: value for name, value in equal.items() if value is not None}
     begun = _since(since)
     with open_store(store) as opened:
-        rollouts = list(find_rollouts(opened, equal=chosen, since=begun, least=min_score, most=max_score, limit=limit))
+        rollouts = list(find_rollouts(opened, equal=chosen, program=program, since=begun, least=min_score, most=max_score, limit=limit))
+        programs = known_programs(opened) if program is not None and not rollouts else []
+    if program is not None and programs and not any(program.lower() in name.lower() for name in programs):
+        raise ConfigError(f"no rollout's program has {program!r} in its name (--program); there are {', '.join(programs)}")
     if as_json:
         print_json({"rollouts": [asdict(rollout) for rollout in rollouts]})
         return
+    if not rollouts:
+        filters = {**chosen, "program": program, "since": since, "min_score": min_score, "max_score": max_score}
+        on = ", ".join(f"{name.removesuffix('_id').replace('_', ' ')} {value}" for name, value in filters.items() if value is not None)
+        click.echo(f"no rollout matches the filters: {on}" if on else "the store holds no rollouts", err=True)
     for r in rollouts:
         when = time.strftime("%m-%d %H:%M:%S", time.localtime(r.started_at))
         first = " ".join(str(next(iter(r.inputs.values()), "")).split())
@@ -232,7 +241,10 @@ def close(idle_minutes: float, store: str | None, as_json: bool) -> None:
 @_store
 @_json
 def score(rubric: str, runs: tuple[str, ...], again: bool, store: str | None, as_json: bool, **judge: Any) -> None:
-    """Score stored rollouts by a rubric, step rewards included: of the gateway, of imports."""
+    """Score stored rollouts by a rubric, step rewards included: of the gateway, of imports.
+
+    A rollout on which a criterion could not be decided keeps the score that it had, or none.
+    """
     from assay.cli.shared import Console
     from assay.exporting import score_rollouts
 
@@ -242,7 +254,7 @@ def score(rubric: str, runs: tuple[str, ...], again: bool, store: str | None, as
     if as_json:
         print_json(data)
     else:
-        click.echo(f"{data['scored']} rollouts scored{mean}; {data['unscored']} could not be, {data['skipped']} had a score")
+        click.echo(f"{data['scored']} rollouts scored{mean}; {data['unscored']} could not be and are as before, {data['skipped']} had a score")
     require_coverage(data)
 
 

@@ -13,6 +13,7 @@ import dspy
 from assay.datasets import Task
 from assay.errors import ProgramError
 from assay.programs.agent import Agent, BaseAgent
+from assay.programs.compose import Configured, EnsembleProgram, NearestDemos
 from assay.programs.shipped import Classify, Extract, MathQA
 from assay.programs.wrapping import AgentProgram, FunctionProgram, takes_inputs
 from assay.sourcecode import NoSuchFile, located
@@ -108,6 +109,10 @@ def program_inputs(program: Any) -> list[str] | None:
         return list(program.input_names) or None
     if isinstance(program, Agent) and program.input_names:
         return list(program.input_names)
+    if isinstance(program, NearestDemos | Configured):
+        return program_inputs(program.program)
+    if isinstance(program, EnsembleProgram):
+        return program_inputs(program.members[0])
     if isinstance(program, dspy.Predict):
         return list(program.signature.input_fields)
     forward = program.forward if not isinstance(program, dspy.Module) else object.__getattribute__(program, "forward")

@@ -11,13 +11,19 @@ from assay.traces.records import Rollout
 from assay.traces.rows import rollout_of
 from assay.traces.store import Store
 
-__all__ = ["find_rollouts", "list_runs", "show_run"]
+__all__ = ["find_rollouts", "known_programs", "list_runs", "show_run"]
+
+_NEWEST = 10_000  # rollouts whose programs are named where none fits
+_SEARCH = ("optimizer", "optimizer_settings", "threshold", "demos", "difference", "early_stop", "max_search_calls", "reflection_model",
+           "reflection_api_base", "reflection_api_key_env")  # fmt: skip
+_NOT_OF_KIND = {"evaluate": _SEARCH, "collect": _SEARCH, **{f"judge {name}": ("optimizer", "max_search_calls") for name in ("audit", "score")}}
 
 
 def find_rollouts(
     store: Store,
     *,
     equal: dict[str, str],
+    program: str | None = None,
     since: float | None = None,
     least: float | None = None,
     most: float | None = None,
@@ -26,7 +32,8 @@ def find_rollouts(
     """Rollouts without their transitions, newest first.
 
     Args:
-        equal: values by column: `run_id`, `task_id`, `split`, `status`, `phase`, `program`, `failure`, …
+        equal: values by column: `run_id`, `task_id`, `split`, `status`, `phase`, `failure`, …
+        program: a part of the program's name, in any case.
         since: seconds since the epoch.
         least: lowest score, in [0, 1]; unscored rollouts are left out where it or `most` is given.
     """
@@ -34,12 +41,22 @@ def find_rollouts(
     query = sa.select(table).order_by(table.c.started_at.desc(), table.c.id.desc()).limit(limit)
     for name, value in equal.items():
         query = query.where(table.c[name] == value)
+    if program is not None:
+        query = query.where(sa.func.lower(table.c.program).contains(program.lower(), autoescape=True))
     for condition, limit_ in ((table.c.started_at.__ge__, since), (table.c.score.__ge__, least), (table.c.score.__le__, most)):
         if limit_ is not None:
             query = query.where(condition(limit_))
     with store.engine.connect() as connection:
         for row in connection.execution_options(yield_per=500).execute(query).mappings():
             yield rollout_of(row)
+
+
+def known_programs(store: Store) -> list[str]:
+    """Names of the programs of the newest 10,000 rollouts."""
+    table = schema.rollouts
+    newest = sa.select(table.c.program).order_by(table.c.started_at.desc(), table.c.id.desc()).limit(_NEWEST).subquery()
+    with store.engine.connect() as connection:
+        return sorted(name for name in connection.execute(sa.select(newest.c.program).distinct()).scalars() if name)
 
 
 def list_runs(store: Store, *, limit: int | None = None) -> list[dict[str, Any]]:
@@ -51,7 +68,7 @@ def list_runs(store: Store, *, limit: int | None = None) -> list[dict[str, Any]]
 
 
 def show_run(store: Store, id_prefix: str) -> dict[str, Any]:
-    """One run by the start of its id, with its settings and its rollouts by phase and status.
+    """One run by the start of its id, with its settings and its rollouts by phase, status and source: a judge's are not tasks.
 
     Raises:
         StoreError: no run's id starts so, or several do.
@@ -63,17 +80,19 @@ def show_run(store: Store, id_prefix: str) -> dict[str, Any]:
         if len(exact or rows) != 1:
             raise StoreError(f"{'no' if not rows else 'more than one'} run's id starts with {id_prefix!r}; see assay runs list")
         run = _run((exact or rows)[0])
-        columns = (rollouts.c.phase, rollouts.c.status)
+        columns = (rollouts.c.phase, rollouts.c.status, rollouts.c.source)
         counted = sa.select(*columns, sa.func.count(), sa.func.avg(rollouts.c.score)).where(rollouts.c.run_id == run["id"]).group_by(*columns)
         run["rollouts"] = [
-            {"phase": phase, "status": status, "n": count, "mean_score": None if mean is None else float(mean)}
-            for phase, status, count, mean in connection.execute(counted)
+            {"phase": phase, "status": status, "source": source, "n": count, "mean_score": None if mean is None else float(mean)}
+            for phase, status, source, count, mean in connection.execute(counted.order_by(*columns))
         ]
     return run
 
 
 def _run(row: Any) -> dict[str, Any]:
-    config = schema_json(row["config"])
+    config = _json_object(row["config"])
+    for name in _NOT_OF_KIND.get(row["kind"], ()):  # settings that commands share, and this one does not read
+        config.pop(name, None)
     ended = row["ended_at"]
     return {
         "id": row["id"], "kind": row["kind"], "status": row["status"], "program": config.get("program") or config.get("judge"),
@@ -82,7 +101,7 @@ def _run(row: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def schema_json(text: Any) -> dict[str, Any]:
+def _json_object(text: Any) -> dict[str, Any]:
     import orjson
 
     found: dict[str, Any] = orjson.loads(text) if isinstance(text, str | bytes) else dict(text)
