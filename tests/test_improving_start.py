@@ -144,5 +144,5 @@ def test_the_reflection_model_is_asked_where_one_is_configured(job: dict[str, An
     with pytest.raises(ModelError, match="the reflection model openai/down did not answer"):
         assay.improve("mine.py:Mine", order=["prompts"], reflection_model="openai/down", **job)
     assert server.asked.count("m") == 1
-    with pytest.raises(ModelError, match="--reflection-model"):
+    with pytest.raises(ModelError, match="reflection_model, reflection_api_key_env"):
         assay.compile("mine.py:Mine", optimizer="labeled", reflection_model="openai/down", **{key: job[key] for key in job if key != "name"})

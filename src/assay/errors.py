@@ -47,7 +47,15 @@ class FailureKind(StrEnum):
 
 
 class AssayError(Exception):
-    """Base of every error that assay raises on purpose."""
+    """Base of every error that assay raises on purpose. Messages name Python arguments.
+
+    Args:
+        flag: how the command line says the argument that the message names, such as `--rename COLUMN=NAME`; printed there alone.
+    """
+
+    def __init__(self, *args: object, flag: str = "") -> None:
+        super().__init__(*args)
+        self.flag = flag
 
 
 class ConfigError(AssayError, ValueError):

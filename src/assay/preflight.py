@@ -7,10 +7,9 @@ Does not import programs or load data: `assay.jobs.open_job` has done that befor
 import inspect
 import statistics
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import dspy
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
@@ -20,17 +19,18 @@ from assay.datasets import Task
 from assay.errors import ConfigError, ModelError, ProgramFailed
 from assay.jobs import Job
 from assay.models import LanguageModel
+from assay.models.failures import is_refused
 from assay.models.hosted import HostedBackend
+from assay.models.scope import refusals_end_at_once
 from assay.optimizers import Session, Student
 from assay.optimizers.estimate import price_of
 from assay.optimizers.session import Measured
-from assay.rubrics.scoring import fields_of, grade
 from assay.traces import Rollout
+from assay.undecided import SKIP, SKIP_FLAG, Verdicts
 
 __all__ = ["ask_reflection", "check_prices", "checked", "preflight"]
 
 _TRIES = 3  # tasks that may fail alike before the job is stopped
-_SKIP = "preflight=False (--no-preflight) skips this check"
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,16 @@ def preflight(session: Session, student: Student, tasks: Sequence[Task], *, spli
     Raises:
         ConfigError: there is a cap on dollars and a model without a known price.
         ProgramFailed: the program raised the same exception at the same place on each of the tasks.
+        RubricError: a check decided nothing on any of the tasks.
         ModelError: the program's model answered on none of the tasks, or a judge gave no verdict on any, or the reflection model
             did not answer.
         BudgetExceeded, Cancelled: a cap was reached; what was asked is in the store.
     """
     check_prices(session, max_cost_usd)
-    first, errors, verdicts = list(tasks[:_TRIES]), list[Exception](), _Verdicts(session)
+    first, errors, verdicts = list(tasks[:_TRIES]), list[Exception](), Verdicts(session.rubric)
     session.know(first, split)
     runs: list[Rollout] = []
-    with session.phase("preflight"), session.context():
+    with session.phase("preflight"), session.context(), refusals_end_at_once():
         before = session.meter.usage
         for task in first:
             prediction = student(**dict(task.inputs))
@@ -81,14 +82,19 @@ def preflight(session: Session, student: Student, tasks: Sequence[Task], *, spli
             error = getattr(prediction, "_error", None)
             if error is not None and not isinstance(error, AdapterParseError | ContextWindowExceededError):
                 errors.append(error)
+                if is_refused(error) and isinstance(error, LMError):
+                    break
                 continue
             verdicts.take(task, prediction)
             if not verdicts.missing:
                 break
-        if errors and len(errors) == len(first):
+        if errors and len(errors) == len(runs):
             _stop(errors, student)
         verdicts.ask(first[0], runs[0])
+        verdicts.require(tasks)
         spent = session.meter.usage
+    for warning in verdicts.warnings():
+        session.progress.say(f"warning: {warning}")
     ask_reflection(session)
     check_prices(session, max_cost_usd, unpriced=session.meter.usage.unpriced - before.unpriced)
     asked = spent.calls + spent.cached - before.calls - before.cached
@@ -110,7 +116,8 @@ def check_prices(session: Session, max_cost_usd: float | None, *, unpriced: int 
     if unknown:
         raise ConfigError(
             f"max_cost_usd={max_cost_usd:g} cannot be kept: no price is known for {', '.join(unknown)}. "
-            "Cap calls or tokens instead (--max-calls, --max-tokens)"
+            "Cap calls or tokens instead (max_calls, max_tokens)",
+            flag="--max-calls, --max-tokens",
         )
 
 
@@ -124,13 +131,14 @@ def ask_reflection(session: Session) -> None:
     lm = session.prompt_lm
     if lm is None:
         return
-    with session.phase("preflight"), session.context():
+    with session.phase("preflight"), session.context(), refusals_end_at_once():
         try:
             lm("Reply with one word: ready")
         except LMError as error:
             raise ModelError(
                 f"the reflection model {lm.model} did not answer: {type(error).__name__}: {error}. Check its name, key and address "
-                f"(--reflection-model, --reflection-api-key-env, --reflection-api-base); {_SKIP}"
+                f"(reflection_model, reflection_api_key_env, reflection_api_base); {SKIP}",
+                flag=f"--reflection-model, --reflection-api-key-env, --reflection-api-base, {SKIP_FLAG}",
             ) from error
 
 
@@ -139,67 +147,19 @@ def _priced_by_name(lm: LanguageModel) -> bool:
     return isinstance(lm.recording.backend, HostedBackend)
 
 
-class _Verdicts:
-    """Which judges of a rubric have not given a verdict yet, and why."""
-
-    def __init__(self, session: Session) -> None:
-        self.session, self.rubric = session, session.rubric
-        # judges that compare outputs have nothing to compare here
-        self.missing: dict[str, str] = {c.name: "" for c in self.rubric.finals if c.judge is not None and not self.rubric.compares(c.name)}
-
-    def take(self, task: Task, prediction: dspy.Prediction) -> None:
-        """Reads the verdicts of a scored run; a judge that has none is asked once by itself."""
-        result = getattr(prediction, "_result", None)
-        if result is None or result.failed is not None:
-            return
-        for verdict in result.verdicts:
-            if verdict.criterion in self.missing and verdict.grade is not None:
-                del self.missing[verdict.criterion]
-        self._ask(task, fields_of(prediction), prediction._rollout)
-
-    def ask(self, task: Task, rollout: Rollout) -> None:
-        """Asks judges that have not been asked, as no run gave an answer, about the expected one.
-
-        Raises:
-            ModelError: a judge gave no verdict.
-        """
-        silent = {name: reason for name, reason in self.missing.items() if reason}
-        if self.missing and not silent:
-            self._ask(task, dict(task.expected) or {"answer": "no answer"}, rollout)
-            silent = self.missing
-        if silent:
-            name, reason = next(iter(silent.items()))
-            raise ModelError(
-                f"the judge of {name!r} gave no verdict on any of the outputs that it was shown: {reason}. "
-                f"Check its model, key and address (--judge-model); {_SKIP}"
-            )
-
-    def _ask(self, task: Task, fields: Mapping[str, Any], rollout: Rollout) -> None:
-        for criterion in self.rubric.finals:
-            if criterion.name not in self.missing:
-                continue
-            decide = self.rubric.decider(criterion.name)
-            if decide is None:
-                self.missing[criterion.name] = "no judge model was given"
-                continue
-            verdict = grade(criterion, decide, task, dict(fields), rollout)
-            if verdict.grade is not None:
-                del self.missing[criterion.name]
-            else:
-                self.missing[criterion.name] = verdict.reason or "no reason was given"
-
-
 def _stop(errors: Sequence[Exception], student: Student) -> None:
     """Raises where all runs failed alike; runs that failed in different ways say nothing of the program as a whole."""
     if all(isinstance(error, LMError) for error in errors):
-        raise ModelError(f"the model answered none of the first {len(errors)} tasks: {type(errors[-1]).__name__}: {errors[-1]}. {_SKIP}")
+        which = f"none of the first {len(errors)} tasks" if len(errors) > 1 else "not"
+        raise ModelError(f"the model answered {which}: {type(errors[-1]).__name__}: {errors[-1]}. {SKIP}", flag=SKIP_FLAG)
     places = {_place(error, student) for error in errors}
     if len(places) == 1 and not isinstance(errors[0], LMError):
         place, error = places.pop(), errors[0]
         raise ProgramFailed(
             f"the program failed on each of the first {len(errors)} tasks with {type(error).__name__} at {place.file}:{place.line}: {error}\n"
             f"{_traceback(error)}\nCorrect the program. Where such an exception follows from what a weak model answers, catch it and return an "
-            f"empty answer, which scores 0. {_SKIP}"
+            f"empty answer, which scores 0. {SKIP}",
+            flag=SKIP_FLAG,
         )
 
 

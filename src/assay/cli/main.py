@@ -77,7 +77,7 @@ def main() -> None:
         error.show()
         code = error.exit_code
     except AssayError as error:
-        print(f"assay: {error}", file=sys.stderr)
+        print(f"assay: {error}" + (f" [{error.flag}]" if error.flag else ""), file=sys.stderr)
         code = 2 if isinstance(error, wrong_usage) else 1
     except (StopRun, KeyboardInterrupt, click.Abort) as error:
         why = str(error) if isinstance(error, StopRun) else "by the user"

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import dspy
 
 from assay.datasets import Task
-from assay.errors import RubricError
+from assay.errors import FailureKind, RubricError
 from assay.judges.base import Judge, attempt
 from assay.judges.listwise import ListwiseJudge
 from assay.judges.loading import AnyJudge, load_judge
@@ -40,13 +40,14 @@ class _Asking:
         return stack, own
 
     @contextmanager
-    def named_failure(self) -> Iterator[None]:
-        """A failure says which judge it is of: its question and its model."""
+    def named_failure(self, own: Rollout) -> Iterator[None]:
+        """A failure says which judge it is of: its question and its model. In the store it is the judge's."""
         try:
             yield
         except Exception as error:
             what = str(error) if isinstance(error, NoGrade) else f"{type(error).__name__}: {error}"
             model = getattr(self.judge, "model", None) or getattr(self.lm, "model", self.lm)
+            own.status, own.error, own.failure = "error", what, FailureKind.JUDGE
             raise NoGrade(f"judge {self.named[:80]!r} ({model}): {what}") from error
 
 
@@ -64,7 +65,7 @@ class JudgeDecider(_Asking):
         seen = {**prediction, **task.inputs, "task_input": one_of(task.inputs), "output": output_of(prediction)}
         given = _given(self.judge, seen)
         context, own = self.asking(task, given, rollout)
-        with context, self.named_failure():
+        with context, self.named_failure(own):
             found = self.judge(**given)
             own.prediction = {key: found[key] for key in ("verdict", "confidence", "value")}
         if found.value is None:
@@ -87,7 +88,7 @@ class GroupDecider(_Asking):
         """A grade for each prediction, in order, or why it has none."""
         outputs = [output_of(prediction) for prediction in predictions]
         context, own = self.asking(task, {"task_input": one_of(task.inputs), "outputs": outputs}, next((r for r in rollouts if r), None))
-        with context, self.named_failure():
+        with context, self.named_failure(own):
             values = (self._by_list if isinstance(self.judge, ListwiseJudge) else self._by_pairs)(task, outputs)
             own.prediction = {"values": {str(index): value for index, value in values.items() if not isinstance(value, NoGrade)}}
         said = f"Compared with the others by: {self.judge.spec.text}"
@@ -131,7 +132,7 @@ class Together(_Asking):
         """A grade for each criterion by name, or why it has none; one call."""
         given = {"task_input": shown_as(one_of(task.inputs)), "output": shown_as(output_of(prediction))}
         context, own = self.asking(task, given, rollout)
-        with context, self.named_failure(), dspy.context(adapter=dspy.JSONAdapter()):
+        with context, self.named_failure(own), dspy.context(adapter=dspy.JSONAdapter()):
             found = self.judge(**given)
             own.prediction = {name: found.get(name) for name in self.specs}
         return {name: self._grade(name, spec, found.get(name)) for name, spec in self.specs.items()}

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from assay.errors import FailureKind, ModelError, StopRun, Unscored
 
-__all__ = ["MODEL_FAILURES", "failure_of_call", "failure_of_program", "is_own"]
+__all__ = ["MODEL_FAILURES", "failure_of_call", "failure_of_program", "is_own", "is_refused"]
 
 MODEL_FAILURES = frozenset({FailureKind.MODEL, FailureKind.TIMEOUT})  # of the model's server: no fault of the program
 _OWN = frozenset({FailureKind.PARSE, FailureKind.CONTEXT, FailureKind.AGENT, FailureKind.TOOL, FailureKind.LOOP})
@@ -49,6 +49,17 @@ def failure_of_program(error: BaseException) -> FailureKind:
 def is_own(kind: FailureKind) -> bool:
     """Whether a run that failed so failed by itself: it scores 0. Else the model or the machinery failed, and it is unscored."""
     return kind in _OWN
+
+
+def is_refused(error: BaseException | None) -> bool:
+    """Whether an exception comes from a connection that was refused: nothing listens at the address."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, ConnectionRefusedError):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _own_kind(error: BaseException) -> FailureKind | None:

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 import dspy
 from dspy import lm15
 from dspy._vendor.lm15.serde import request_to_dict, response_from_dict, response_to_dict
+from dspy.utils.exceptions import LMError
 
 from assay.errors import ModelError
 from assay.models.alternatives import pruned
@@ -26,12 +27,12 @@ from assay.models.answers import exact_response, text_of
 from assay.models.cache import ResponseCache
 from assay.models.calls import Call, Observer
 from assay.models.embedded import LlamaBackend
-from assay.models.failures import failure_of_call
+from assay.models.failures import failure_of_call, is_refused
 from assay.models.hosted import HostedBackend
 from assay.models.ledger import Ledger
 from assay.models.meter import Meter
 from assay.models.roles import is_embedded, with_local_key
-from assay.models.scope import current_field, current_prices, current_sample, sample_scope
+from assay.models.scope import current_field, current_prices, current_sample, sample_scope, waits_for_servers
 from assay.models.streaming import events_in_pieces
 from assay.models.transports import accounted
 
@@ -51,6 +52,10 @@ _REASONS = "max_completion_tokens"  # how DSPy marks a model that reasons by its
 _ADDRESS = ("api_key", "api_base", "base_url")
 _CLIENT_KEYS = ("api_key", "api_base", "base_url", "timeout", "headers", "extra_headers", "api_version")
 NOT_KNOWN = 1.0  # stands for a log-probability, which is never above 0: DSPy takes no NaN
+
+
+class ServerRefused(LMError):  # type: ignore[misc]
+    """Nothing listens at a model's address. Of no class that DSPy tries again, see `assay.models.scope.refusals_end_at_once`."""
 
 
 class RecordingEngine:
@@ -113,6 +118,8 @@ class RecordingEngine:
             answered = pruned(answered, current_field.get())
         except BaseException as failure:
             error = failure
+            if not waits_for_servers.get() and is_refused(failure):
+                raise ServerRefused(str(failure)) from failure
             raise
         finally:  # what a call cost is counted also when it failed
             usage, ids = answered.usage if answered is not None else lm15.Usage(), _token_ids(answered)

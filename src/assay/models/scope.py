@@ -4,11 +4,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-__all__ = ["alternatives_of", "current_field", "current_prices", "current_sample", "sample_scope", "spending"]
+__all__ = [
+    "alternatives_of",
+    "current_field",
+    "current_prices",
+    "current_sample",
+    "refusals_end_at_once",
+    "sample_scope",
+    "spending",
+    "waits_for_servers",
+]
 
 current_sample: ContextVar[int | None] = ContextVar("assay_sample", default=None)
 current_field: ContextVar[str | None] = ContextVar("assay_field", default=None)
 current_prices: ContextVar[list[float] | None] = ContextVar("assay_prices", default=None)
+waits_for_servers: ContextVar[bool] = ContextVar("assay_waits", default=True)
 
 
 @contextmanager
@@ -40,3 +50,13 @@ def alternatives_of(field: str) -> Iterator[None]:
         yield
     finally:
         current_field.reset(token)
+
+
+@contextmanager
+def refusals_end_at_once() -> Iterator[None]:
+    """Calls inside are not tried again where nothing listens at the address: whoever checks a server need not wait for it."""
+    token = waits_for_servers.set(False)
+    try:
+        yield
+    finally:
+        waits_for_servers.reset(token)

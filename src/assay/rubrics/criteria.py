@@ -30,7 +30,15 @@ class Grade:
 
 
 class NoGrade(Exception):
-    """Raised by a check or judge that cannot decide: the criterion is unscored, with this reason."""
+    """Raised by a check or judge that cannot decide: the criterion is unscored, with this reason.
+
+    Args:
+        wanted: the expected field that the task lacks, where that is why.
+    """
+
+    def __init__(self, *args: object, wanted: str = "") -> None:
+        super().__init__(*args)
+        self.wanted = wanted
 
 
 @dataclass(frozen=True)
