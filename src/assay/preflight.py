@@ -150,8 +150,8 @@ def _priced_by_name(lm: LanguageModel) -> bool:
 def _stop(errors: Sequence[Exception], student: Student) -> None:
     """Raises where all runs failed alike; runs that failed in different ways say nothing of the program as a whole."""
     if all(isinstance(error, LMError) for error in errors):
-        which = f"none of the first {len(errors)} tasks" if len(errors) > 1 else "not"
-        raise ModelError(f"the model answered {which}: {type(errors[-1]).__name__}: {errors[-1]}. {SKIP}", flag=SKIP_FLAG)
+        what = f"answered none of the first {len(errors)} tasks" if len(errors) > 1 else "did not answer"
+        raise ModelError(f"the model {what}: {type(errors[-1]).__name__}: {errors[-1]}. {SKIP}", flag=SKIP_FLAG)
     places = {_place(error, student) for error in errors}
     if len(places) == 1 and not isinstance(errors[0], LMError):
         place, error = places.pop(), errors[0]

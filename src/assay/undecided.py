@@ -5,6 +5,7 @@ Does not run programs: `assay.preflight` does.
 
 import difflib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import dspy
@@ -97,13 +98,17 @@ class Verdicts:
         return any(grade(criterion, criterion.check, task, dict(fields), rollout).grade is not None for task in more)
 
     def _rename(self, criterion: Criterion) -> tuple[str, str] | None:
-        """An expected column, and the name under which the check looks for it; None where no column looks like it."""
+        """An expected column, and the name under which the check decides by it; None where there is none, or several look alike."""
         task, fields, rollout = self.seen[0]
         wanted = _wanted(criterion, task, fields, rollout)
         if not wanted or wanted in task.expected:
             return None
-        columns = sorted(task.expected)
-        near = columns if len(columns) == 1 else difflib.get_close_matches(wanted, columns, 1)
+        fitting = []
+        for column, value in task.expected.items():
+            renamed = replace(task, expected={wanted: value, **{k: v for k, v in task.expected.items() if k != column}})
+            if grade(criterion, criterion.check, renamed, dict(fields), rollout).grade is not None:
+                fitting.append(column)
+        near = fitting if len(fitting) == 1 else difflib.get_close_matches(wanted, fitting, 1)
         return (near[0], wanted) if near else None
 
     def _ask(self, task: Task, fields: Mapping[str, Any], rollout: Rollout) -> None:
