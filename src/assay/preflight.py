@@ -28,7 +28,7 @@ from assay.optimizers.session import Measured
 from assay.traces import Rollout
 from assay.undecided import SKIP, SKIP_FLAG, Verdicts
 
-__all__ = ["ask_reflection", "check_prices", "checked", "preflight"]
+__all__ = ["ask_reflection", "check_prices", "checked", "preflight", "preflight_judges"]
 
 _TRIES = 3  # tasks that may fail alike before the job is stopped
 
@@ -99,6 +99,20 @@ def preflight(session: Session, student: Student, tasks: Sequence[Task], *, spli
     check_prices(session, max_cost_usd, unpriced=session.meter.usage.unpriced - before.unpriced)
     asked = spent.calls + spent.cached - before.calls - before.cached
     return _measured(runs, asked)
+
+
+def preflight_judges(session: Session, tasks: Sequence[Task], *, split: str, max_cost_usd: float | None = None) -> None:
+    """`preflight` where the program cannot run yet: has each judge give a verdict on the expected output of the first task.
+
+    Raises:
+        ConfigError, ModelError: as in `preflight`.
+        BudgetExceeded, Cancelled: a cap was reached.
+    """
+    check_prices(session, max_cost_usd)
+    verdicts, first = Verdicts(session.rubric), tasks[0]
+    with session.phase("preflight"), session.context(), refusals_end_at_once():
+        verdicts.ask(first, Rollout(task_id=first.id, split=split, inputs=dict(first.inputs)))
+        verdicts.require(tasks)
 
 
 def check_prices(session: Session, max_cost_usd: float | None, *, unpriced: int = 0) -> None:

@@ -4,13 +4,14 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import dspy
 
 from assay.api import evaluate
+from assay.datasets import Task
 from assay.errors import ConfigError
 from assay.jobs import Job, RunConfig, home_of, load_judge, load_rubric, open_job
 from assay.models.roles import is_embedded
@@ -22,11 +23,12 @@ from assay.optimizers.weights.online import Rollouts
 from assay.optimizers.weights.policy import PolicyReport, train_policy
 from assay.optimizers.weights.validation import MODES, Bench, compared
 from assay.optimizers.weights.work import rank, world
+from assay.preflight import checked, preflight, preflight_judges
 from assay.rubrics import Rubric
 from assay.traces.records import new_id
 from assay.traces.sealing import Openings
 
-__all__ = ["ROLLOUTS_ONLY", "Retained", "compare", "guards_of", "independent", "train", "train_offline"]
+__all__ = ["ROLLOUTS_ONLY", "Retained", "check_comparison", "compare", "guards_of", "independent", "train", "train_offline"]
 
 ROLLOUTS_ONLY = frozenset(
     {"step_weight", "outcome_weight", "rollout_timeout_s", "evaluate_every", "held_out", "forget", "samples_every", "max_completion", "vllm"}
@@ -120,8 +122,42 @@ def train(
         main, job = bench(program, measure, data, parameters, True)
         kept = [bench(one.program, one.rubric, one.data, {"temperature": settings.temperature}, False)[0] for one in others]
         watcher = load_rubric(watching, judge_lm=job.session.judge_lm) if watching is not None else None
+        if job.config.preflight and not rank():
+            shown.say("preflight: one task, each judge once")
+            _tried(main, job.splits.train, engine, watcher, job.config.max_cost_usd)
+            for one in kept:
+                _tried(one, one.val, engine, None, job.config.max_cost_usd)
         source = Rollouts(main, job.splits.train, settings, engine, watching=watcher)
         return train_policy(source, name, settings, retained=kept, resume=resume, progress=shown)
+
+
+def _tried(bench: Bench, tasks: Sequence[Task], engine: PolicyEngine, watcher: Rubric | None, max_cost_usd: float | None) -> None:
+    """Has the program run a task and each judge give a verdict, before weights are loaded; judges alone where the engine cannot answer yet.
+
+    Raises:
+        AssayError: as `assay.preflight.preflight`.
+    """
+    session, split = bench.session, "train" if bench.trained else "val"
+    watching = [replace(session, rubric=watcher)] if watcher is not None and watcher.needs_judge else []
+    for one in [session, *watching]:
+        if engine.answers_before:
+            preflight(one, bench.student, tasks, split=split, max_cost_usd=max_cost_usd)
+        elif one.judge_lm is not None and one.judge_lm.recording.backend is not engine.lm.recording.backend:
+            preflight_judges(one, tasks, split=split, max_cost_usd=max_cost_usd)
+
+
+def check_comparison(
+    program: str, *, rubric: str | Path, data: str, model: str, progress: Progress | None = None, store: str | Path | None = None, **options: Any
+) -> None:
+    """What `compare` will need after a training, tried before it: data, rubric, program, and each model once.
+
+    Raises:
+        AssayError: what was wrong, which rule, what to do.
+    """
+    independent(rubric, options.get("judge_model"), model)
+    config = RunConfig.of(program, rubric, data, None, **{**options, "kind": "preflight", "model": model})
+    with open_job(config, program=program, rubric=rubric, progress=progress or Progress(), store=store, need=("train", "test")) as job:
+        checked(job, job.splits.train, split="train")
 
 
 def _open(job: Job) -> Openings | None:

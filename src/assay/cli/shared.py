@@ -18,6 +18,7 @@ __all__ = [
     "json_or_text",
     "keep",
     "min_coverage_option",
+    "no_preflight_option",
     "pairs",
     "print_json",
     "program_endpoint",
@@ -85,7 +86,7 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--threads", type=int, help="Runs at once; by default what the model's engine gains from."),
         *cap_options(),
         click.option("--dry-run", is_flag=True, help="Print the estimate of calls, tokens, dollars and minutes, and run nothing."),
-        click.option("--no-preflight", is_flag=True, help="Skip the check, before anything is spent, that the program runs and its judges answer."),
+        no_preflight_option(),
         click.option("--no-cache", is_flag=True, help="Do not read or keep responses on disk."),
         click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE."),
         click.option("--resume", is_flag=True, help="Go on with this job's unfinished run."),
@@ -158,6 +159,11 @@ def json_or_text(text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError:
         return text
+
+
+def no_preflight_option() -> Decorator:
+    """`--no-preflight`."""
+    return click.option("--no-preflight", is_flag=True, help="Skip the check, before anything is spent, that the program runs and its judges answer.")
 
 
 def min_coverage_option() -> Decorator:

@@ -13,6 +13,7 @@ from assay.cli.shared import (
     json_or_text,
     keep,
     min_coverage_option,
+    no_preflight_option,
     pairs,
     print_json,
     require_coverage,
@@ -55,17 +56,20 @@ def command() -> None:
 @click.option("--test-size", type=click.IntRange(1), help="Most sealed tasks.")
 @click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE.")
 @click.option("--accelerate-config", type=click.Path(exists=True), help="Run in processes as this config of accelerate says.")
+@no_preflight_option()
 @min_coverage_option()
 @json_option()
 def sft(**values: Any) -> None:
     """A warm-up on the good rows of `assay export sft` (its folder), or on JSON lines with prompt and completion."""
     from assay.optimizers.weights import SFTConfig, train_sft
+    from assay.optimizers.weights.data import read_sft
     from assay.optimizers.weights.work import rank
-    from assay.training import compare, independent
+    from assay.training import check_comparison, compare
 
-    as_json, source, name, resume, program, size, config = keep(
-        values, "as_json", "export", "name", "resume", "program", "test_size", "accelerate_config"
+    as_json, source, name, resume, program, size, config, no_preflight = keep(
+        values, "as_json", "export", "name", "resume", "program", "test_size", "accelerate_config", "no_preflight"
     )
+    preflight = not no_preflight
     if config is not None:
         return _launched(config)
     measured = {key: value for key in ("rubric", "data", "adapter", "judge_model", "salt", "store") if (value := values.pop(key)) is not None}
@@ -74,14 +78,16 @@ def sft(**values: Any) -> None:
     if (program is None and measured) or (program is not None and not {"rubric", "data"} <= measured.keys()):
         raise click.UsageError("--program, --rubric and --data belong together")
     shown = Console()
-    if program is not None:
-        independent(measured["rubric"], measured.get("judge_model"), values["model"])
+    sizes = {"test": size} if size else {}
+    if program is not None and not rank():
+        read_sft(source, min_quality=values["min_quality"], held_out=values["held_out"], seed=values["seed"])  # refused before a model is asked
+        check_comparison(program, model=values["model"], seed=values["seed"], progress=shown, sizes=sizes, preflight=preflight, **measured)
     data = train_sft(source, name, SFTConfig(**values), resume=resume, progress=shown).to_dict()  # type: ignore[arg-type]
     if rank():  # the first of the processes that train together is the one that speaks
         return
     data["validation"], data["test_openings"] = {}, {}
     if program is not None and data["name"]:
-        models, sizes = (values["model"], data["name"]), {"test": size} if size else {}
+        models = (values["model"], data["name"])
         told = data["test_openings"]
         data["validation"][program] = compare(
             program, models=models, sizes=sizes, seed=values["seed"], progress=shown,  # type: ignore[arg-type]
@@ -178,6 +184,7 @@ def _policy_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--accelerate-config", type=click.Path(exists=True), help="Run in processes as this config of accelerate says."),
         click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE."),
         click.option("--resume", is_flag=True, help="Go on from the last checkpoint."),
+        no_preflight_option(),
         min_coverage_option(),
         json_option(),
     ]
@@ -216,6 +223,7 @@ def _policy(algorithm: str, values: dict[str, Any]) -> None:
     sizes = {name: size for name in ("train", "val", "test") if (size := values.pop(f"{name}_size")) is not None}
     shown, settings = Console(), pairs(values.pop("settings"), "--set")
     values = {key: value for key, value in values.items() if value is not None}
+    preflight = not values.pop("no_preflight")
     if is_export(program):
         if settings or sizes:
             raise click.UsageError("--set and the sizes of splits would have no effect: an export brings its tasks")
@@ -224,7 +232,7 @@ def _policy(algorithm: str, values: dict[str, Any]) -> None:
         if missing := [f"--{name}" for name in ("rubric", "data") if name not in values]:
             raise click.UsageError(f"a program needs {' and '.join(missing)}")
         parameters = {name: json_or_text(text) for name, text in settings.items()}
-        report = train(program, algorithm=algorithm, sizes=sizes, parameters=parameters, progress=shown, **values)  # type: ignore[arg-type]
+        report = train(program, algorithm=algorithm, sizes=sizes, parameters=parameters, preflight=preflight, progress=shown, **values)  # type: ignore[arg-type]
     data = report.to_dict()
     if rank():  # the first of the processes that train together is the one that speaks
         return

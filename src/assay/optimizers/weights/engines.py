@@ -35,6 +35,7 @@ class PolicyEngine(ABC):
     behaviour = True  # whether its log-probabilities are those at the temperature that is trained at
     stop: threading.Event | None = None  # set by a signal
     timeout_s = float("inf")  # of a rollout
+    answers_before = True  # whether it answers before a training has begun
 
     def work_in(self, folder: Path) -> None:  # noqa: B027
         """Takes a folder for what it keeps on disk."""
@@ -230,7 +231,7 @@ class TrainerPolicy(PolicyEngine):
     def __init__(self, name: str, *, max_completion: int = 128) -> None:
         self.backend = _Desk(name)
         self.lm = lm_over(self.backend, name, max_tokens=max_completion)
-        self.behaviour = True
+        self.behaviour, self.answers_before = True, False
         self.trainer: Any = None
 
     def sync(self, trainer: Any) -> None:
