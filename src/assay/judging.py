@@ -33,6 +33,7 @@ from assay.models import Meter, sample_scope
 from assay.optimizers import Progress, Session
 from assay.optimizers.judged import judge_items
 from assay.optimizers.judges import JudgeConfig, JudgeOutcome, agreement_rubric, compile_judge_prompts
+from assay.preflight import preflight_judge
 from assay.programs import program_version
 from assay.reprs import Shown
 from assay.sourcecode import qualified_name
@@ -163,6 +164,9 @@ def compile_judge(
         with judge_session(run, built, shown, seed=config.seed) as session:
             _announce(splits, items, shown)
             run.status = "stopped"  # until all of it is done
+            if config.preflight:
+                shown.say("preflight: each model answers once")
+                preflight_judge(built, splits.val, session, max_cost_usd=config.max_cost_usd)
             opened: list[Openings] = []
             hashes = [item.content_hash for item in splits.test]
             outcome = compile_judge_prompts(

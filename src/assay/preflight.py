@@ -16,19 +16,23 @@ from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError,
 
 import assay
 from assay.datasets import Task
-from assay.errors import ConfigError, ModelError, ProgramFailed
+from assay.errors import ConfigError, FailureKind, ModelError, ProgramFailed
 from assay.jobs import Job
+from assay.judges import Cascade, Judge, Jury
+from assay.judges.base import attempt
+from assay.judges.labels import Item
 from assay.models import LanguageModel
-from assay.models.failures import is_refused
+from assay.models.failures import MODEL_FAILURES, is_refused
 from assay.models.hosted import HostedBackend
 from assay.models.scope import refusals_end_at_once
 from assay.optimizers import Session, Student
 from assay.optimizers.estimate import price_of
 from assay.optimizers.session import Measured
 from assay.traces import Rollout
+from assay.traces.records import Transition
 from assay.undecided import SKIP, SKIP_FLAG, Verdicts
 
-__all__ = ["ask_reflection", "check_prices", "checked", "preflight", "preflight_judges"]
+__all__ = ["ask_reflection", "check_prices", "checked", "preflight", "preflight_judge", "preflight_judges"]
 
 _TRIES = 3  # tasks that may fail alike before the job is stopped
 
@@ -115,6 +119,54 @@ def preflight_judges(session: Session, tasks: Sequence[Task], *, split: str, max
         verdicts.require(tasks)
 
 
+def preflight_judge(judge: Judge, items: Sequence[Item], session: Session, *, max_cost_usd: float | None = None) -> None:
+    """Has each model that a judge asks answer once, those of members of a jury or cascade too; then the reflection model, where one is configured.
+
+    Args:
+        items: those that are judged first; up to three are tried.
+    Raises:
+        ConfigError: there is a cap on dollars and a model without a known price.
+        ModelError: a model answered on none of the items.
+        BudgetExceeded, Cancelled: a cap was reached; what was asked is in the store.
+    """
+    check_prices(session, max_cost_usd)
+    before = session.meter.usage
+    with session.phase("preflight"), session.context(), refusals_end_at_once():
+        for part in _parts_of(judge):
+            _require_answer(part, items[:_TRIES], session)
+    ask_reflection(session)
+    check_prices(session, max_cost_usd, unpriced=session.meter.usage.unpriced - before.unpriced)
+
+
+def _parts_of(judge: Judge) -> list[Judge]:
+    """A judge, or the members of a jury or cascade, and theirs."""
+    members = judge.members if isinstance(judge, Jury) else [judge.first, judge.second] if isinstance(judge, Cascade) else []
+    return [part for member in members for part in _parts_of(member)] or [judge]
+
+
+def _require_answer(judge: Judge, items: Sequence[Item], session: Session) -> None:
+    """Stops where all calls failed by the model's server; an answer that gives no verdict is what a compile may mend."""
+    broken: list[Transition] = []
+    for item in items:
+        rollout = Rollout(
+            task_id=item.id[:200], task_type="verdict", program=session.program_name, source="judge", model=session.lm.model,
+            inputs={name: item.shown.get(name) for name in judge.shows},
+        )  # fmt: skip
+        with session.recorder.rollout(rollout):
+            found, reason = attempt(judge, rollout.inputs)
+            if found is None:
+                rollout.status, rollout.error, rollout.failure = "error", reason, FailureKind.JUDGE
+        if any(call.failure not in MODEL_FAILURES for call in rollout.transitions):
+            return
+        broken += rollout.transitions
+    if broken:
+        raise ModelError(
+            f"{broken[-1].model} did not answer the judge {judge.spec.text[:80]!r}: {broken[-1].error}. "
+            f"Check the model, its key and address (model, api_key_env, api_base); {SKIP}",
+            flag=f"--model, --api-key-env, --api-base, {SKIP_FLAG}",
+        )
+
+
 def check_prices(session: Session, max_cost_usd: float | None, *, unpriced: int = 0) -> None:
     """Refuses a cap on dollars where a model's price is not known.
 
@@ -127,9 +179,9 @@ def check_prices(session: Session, max_cost_usd: float | None, *, unpriced: int 
         return
     used = {lm.model: lm for lm in (session.lm, session.judge_lm if session.rubric.needs_judge else None, session.prompt_lm) if lm is not None}
     unknown = [name for name, lm in used.items() if price_of(lm) is None and (unpriced or _priced_by_name(lm))]
-    if unknown:
+    if unknown or unpriced:
         raise ConfigError(
-            f"max_cost_usd={max_cost_usd:g} cannot be kept: no price is known for {', '.join(unknown)}. "
+            f"max_cost_usd={max_cost_usd:g} cannot be kept: no price is known for {', '.join(unknown) or 'a model that a judge names'}. "
             "Cap calls or tokens instead (max_calls, max_tokens)",
             flag="--max-calls, --max-tokens",
         )

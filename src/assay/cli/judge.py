@@ -65,6 +65,7 @@ for used in COMMANDS:
 @click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE.")
 @click.option("--out", help="Folder of the artifact.")
 @click.option("--resume", is_flag=True, help="Go on with this job's unfinished run.")
+@click.option("--no-preflight", is_flag=True, help="Skip the check, before anything is spent, that each model answers.")
 @min_coverage_option()
 @json_option()
 def compile_command(judge: str, **values: Any) -> None:
@@ -79,6 +80,7 @@ def compile_command(judge: str, **values: Any) -> None:
     for name in ("scale", "shows"):
         values[name] = tuple(word.strip() for word in values[name].split(",")) if values[name] else ()
     values["rename"], values["cache"] = pairs(values["rename"], "--rename"), not values.pop("no_cache")
+    values["preflight"] = not values.pop("no_preflight")
     report = judging.compile_judge(judge, labels=labels, store=store, out=out, resume=resume, progress=Console(), **values)  # type: ignore[arg-type]
     data = report.to_dict()
     if as_json:

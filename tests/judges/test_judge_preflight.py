@@ -1,0 +1,99 @@
+"""What `assay judge compile` checks before it spends anything."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+from click.testing import CliRunner
+
+import assay
+from assay.cli.main import group
+from assay.errors import ConfigError, FailureKind, ModelError
+from assay.testing import scripted_lm
+from assay.traces import Store
+
+JUDGE = "Is the text friendly?"
+
+
+@pytest.fixture
+def labels(tmp_path: Path) -> str:
+    rows = [{"output": f"{'lovely' if n % 2 else 'awful'} thing {n}", "rater": r, "label": "yes" if n % 2 else "no"} for n in range(80) for r in "ab"]
+    path = tmp_path / "labels.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def compiled(labels: str, script: Any, **options: Any) -> Any:
+    model = scripted_lm(script, logprobs=True, price_usd=options.pop("price_usd", 0.0))
+    return model, lambda: assay.compile_judge(options.pop("judge", JUDGE), labels=labels, lm=model, optimizer="calibrate", **options)
+
+
+def down(request: Any) -> Any:
+    return dspy.lm15.ServerError("down")
+
+
+def friendly(request: Any) -> Any:
+    return {"yes": 0.9, "no": 0.1} if "lovely" in str(request.messages[-1]) else {"yes": 0.2, "no": 0.8}
+
+
+def test_a_model_that_does_not_answer_stops_the_compile_of_a_judge(labels: str) -> None:
+    model, run = compiled(labels, down)
+    with pytest.raises(ModelError, match=r"scripted/model did not answer the judge 'Is the text friendly\?'") as caught:
+        run()
+    assert caught.value.flag.startswith("--model")
+    assert model.scripted.calls == 3
+    with Store() as store:
+        assert {(rollout.phase, rollout.failure) for rollout in store.rollouts()} == {("preflight", FailureKind.JUDGE)}
+
+
+def test_answers_that_cannot_be_read_do_not_stop_a_compile(labels: str) -> None:
+    with pytest.raises(ModelError) as caught:  # of the search, which could read none
+        compiled(labels, lambda request: "who knows")[1]()
+    assert "did not answer" not in str(caught.value)
+
+
+def test_the_reflection_model_is_asked(labels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    begun = time.monotonic()
+    model, run = compiled(labels, friendly, reflection_model="openai/m", reflection_api_base="http://127.0.0.1:9/v1")
+    with pytest.raises(ModelError, match="the reflection model openai/m did not answer"):
+        run()
+    assert model.scripted.calls == 1
+    assert time.monotonic() - begun < 5
+
+
+def test_each_member_of_a_cascade_is_asked(labels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    spec = {"text": JUDGE, "scale": ["no", "yes"], "shows": ["output"]}
+    (tmp_path / "a.yaml").write_text(json.dumps(spec))
+    (tmp_path / "b.yaml").write_text(json.dumps({**spec, "model": "openai/other"}))
+    (tmp_path / "c.yaml").write_text(json.dumps({"cascade": {"first": "a.yaml", "second": "b.yaml", "least": 0.0}}))
+    with pytest.raises(ModelError, match="openai/other did not answer"):
+        compiled(labels, friendly, judge=str(tmp_path / "c.yaml"))[1]()
+
+
+def test_a_cap_on_dollars_needs_a_price(labels: str) -> None:
+    with pytest.raises(ConfigError, match="max_cost_usd=1 cannot be kept: no price is known for openai/m"):
+        assay.compile_judge(JUDGE, labels=labels, model="openai/m", api_base="http://127.0.0.1:9/v1", max_cost_usd=1.0, optimizer="calibrate")
+    model, run = compiled(labels, friendly, price_usd=None, max_cost_usd=1.0)
+    with pytest.raises(ConfigError, match="no price is known for scripted/model"):
+        run()
+    assert model.scripted.calls == 1
+
+
+def test_what_the_preflight_asks_is_not_asked_again(labels: str) -> None:
+    spent = []
+    for preflight in (False, True):
+        model, run = compiled(labels, friendly, preflight=preflight, cache=False)
+        run()
+        spent.append(model.scripted.calls)
+    assert spent[0] == spent[1]
+
+
+def test_the_command_hints_at_the_flag_for_the_model(labels: str) -> None:
+    ended = CliRunner().invoke(group, ["judge", "compile", JUDGE, "--labels", labels, "--judge-model", "openai/m"])
+    assert ended.exit_code == 2
+    assert "--model" in ended.output.replace("--judge-model", "")

@@ -1,0 +1,101 @@
+"""What `assay train` checks before it loads the weights that it trains."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import assay
+from assay.cli.main import group
+from assay.errors import ConfigError, ModelError, ProgramFailed, RubricError
+from assay.optimizers.weights import policy
+
+PROGRAM = """import dspy
+
+
+class Triage(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.read = dspy.Predict("text -> intent")
+
+    def forward(self, text):
+        found = self.read(text=text)
+        {body}
+"""
+DEAD = {"judge_model": "openai/m", "judge_api_base": "http://127.0.0.1:9/v1"}
+SMALL: dict[str, Any] = {"steps": 1, "tasks": 2, "num_generations": 2, "max_completion": 16, "adapter": "chat", "sizes": {"test": 2}}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    monkeypatch.setattr(policy, "load_policy", loaded)
+    rows = [{"text": f"Page {n} crashes", "label": "bug"} for n in range(40)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "triage.py").write_text(PROGRAM.format(body="return found"))
+    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact, with: {field: intent}}\n")
+    (tmp_path / "judged.yaml").write_text("name: r\ncriteria:\n- {name: nice, judge: 'Is it nice?', scale: ['no', 'yes']}\n")
+    return tmp_path
+
+
+class WeightsLoadedError(Exception):
+    pass
+
+
+def loaded(name: str) -> None:
+    raise WeightsLoadedError(name)
+
+
+def trained(**options: Any) -> Any:
+    return assay.train("triage.py:Triage", **{"data": "data.jsonl", "name": "x", "rename": {}, **SMALL, **options})
+
+
+@pytest.mark.model
+def test_a_check_that_grades_nothing_stops_a_training_before_weights_are_loaded(place: Path, embedded: str) -> None:
+    with pytest.raises(RubricError, match="criterion 'right' could not be graded") as caught:
+        trained(rubric="r.yaml", model=embedded)
+    assert "--rename label=intent" in caught.value.flag
+    with pytest.raises(WeightsLoadedError):
+        trained(rubric="r.yaml", model=embedded, preflight=False)
+    with pytest.raises(WeightsLoadedError):
+        trained(rubric="r.yaml", model=embedded, rename={"label": "intent"})
+
+
+@pytest.mark.model
+def test_a_dead_judge_stops_a_training_before_weights_are_loaded(place: Path, embedded: str) -> None:
+    for watched in ({"rubric": "judged.yaml"}, {"rubric": "r.yaml", "watch": "judged.yaml"}):
+        with pytest.raises(ModelError, match="judge of 'nice' gave no verdict"):
+            trained(model=embedded, rename={"label": "intent"}, **watched, **DEAD)
+
+
+@pytest.mark.model
+def test_a_program_that_fails_three_times_alike_stops_a_training_and_says_where(place: Path, embedded: str) -> None:
+    (place / "triage.py").write_text(PROGRAM.format(body='raise RuntimeError("no table")'))
+    with pytest.raises(ProgramFailed, match=r"triage\.py:11"):
+        trained(rubric="r.yaml", model=embedded, rename={"label": "intent"})
+
+
+def test_judges_are_asked_where_the_model_cannot_answer_yet(place: Path) -> None:
+    with pytest.raises(ModelError, match="judge of 'nice' gave no verdict"):
+        trained(rubric="judged.yaml", model="some/hub-model", **DEAD)
+    with pytest.raises(ConfigError, match="no price is known for"):
+        trained(rubric="judged.yaml", model="some/hub-model", max_cost_usd=1.0, **DEAD)
+    with pytest.raises(WeightsLoadedError):
+        trained(rubric="r.yaml", model="some/hub-model")
+
+
+@pytest.mark.model
+def test_what_a_warm_up_will_compare_is_tried_before_it(place: Path, embedded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assay.optimizers.weights.sft.load_policy", loaded)
+    prompt = [{"role": "user", "content": "a"}]
+    rows = [{"prompt": prompt, "completion": [{"role": "assistant", "content": "b"}], "task_id": str(n)} for n in range(8)]
+    (place / "sft.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["train", "sft", "sft.jsonl", "--name", "x", "--model", embedded, "--program", "triage.py:Triage", "--data", "data.jsonl"]
+    ended = CliRunner().invoke(group, [*command, "--rubric", "r.yaml", "--adapter", "chat"])
+    assert isinstance(ended.exception, RubricError)
+    ended = CliRunner().invoke(group, [*command, "--rubric", "r.yaml", "--adapter", "chat", "--no-preflight"])
+    assert isinstance(ended.exception, WeightsLoadedError)
+    ended = CliRunner().invoke(group, ["train", "sft", "gone.jsonl", *command[3:], "--rubric", "judged.yaml", "--judge-model", "openai/m"])
+    assert "gone.jsonl" in str(ended.exception)
