@@ -22,7 +22,7 @@ from assay.given import given_lm, given_program
 from assay.jobs import DEFAULT_MODEL, Job, RunConfig, home_of, keep_artifact, load_rubric, open_job, opened_store, salt_in
 from assay.models import Meter, get_lm
 from assay.models.roles import Endpoint
-from assay.optimizers import AUTO_SEARCH_CALLS, CompileConfig, CompileOutcome, Evaluation, Progress, compile_prompts
+from assay.optimizers import AUTO_SEARCH_CALLS, CompileConfig, CompileOutcome, Evaluation, Gain, Progress, Student, compile_prompts
 from assay.optimizers import evaluate as run_evaluation
 from assay.optimizers.estimate import Estimate, estimate_compile
 from assay.optimizers.reserve import announce_splits, too_few_to_score
@@ -51,12 +51,15 @@ class CompileReport(Shown):
     unrecorded: Unrecorded = NOTHING
     dropped_rows: int = 0
     openings: Openings | None = None  # of the test split
+    kept: Mapping[str, Any] | None = None  # of a run that had ended before
 
     @property
     def program(self) -> dspy.Module:
         return runnable(self.outcome.compiled.program, self.outcome.compiled.settings)
 
     def to_dict(self) -> dict[str, Any]:
+        if self.kept is not None:
+            return dict(self.kept)
         usage, search, outcome = self.meter.usage, self.meter.of("search"), self.outcome
         return {
             "artifact": str(self.artifact),
@@ -232,6 +235,10 @@ def compile(
         if not job.student.program.predictors():
             raise ProgramError(f"{config.program} has no predictors, so there is nothing to compile; evaluate it, or tune it where it is an agent")
         job.status = "stopped"  # until all of it is done
+        finished = job.finished(test=test)
+        if job.session.recorder.resumed and (kept := finished.report(shown, out=out)) is not None:
+            job.end_as_before(kept)
+            return _as_kept(job, kept)
         warnings = announce_splits(job.splits, shown)
         _announce(job, shown, config, checked(job, job.splits.val, split="val"))
         alarms = replay_of_rubric(job.session.rubric, job.session)
@@ -244,7 +251,20 @@ def compile(
         report.artifact = _save(job, report, Path(out) if out else home_of(store) / "artifacts" / _artifact_name(job, config))
         if outcome.broken is not None:
             raise ModelError(f"{outcome.broken}. What was searched is kept in {report.artifact}; compile with --resume once the model answers")
+        finished.keep(report.to_dict())
     return report
+
+
+def _as_kept(job: Job, kept: Mapping[str, Any]) -> CompileReport:
+    """The report of a run that had ended. Its outcome has no evaluations of single tasks."""
+    artifact = load_artifact(kept["artifact"])
+    compiled = Student(artifact.program, job.session, adapter=artifact.settings["adapter"])
+    compiled.set_parameters(artifact.settings["parameters"])
+    outcome = CompileOutcome(
+        job.student, compiled, kept["winner"], kept["candidates"], [], kept["stopped"], replaces=kept["replaces"], notes=kept["notes"],
+        gate=Gain.of(kept["gate"]), test_gain=Gain.of(kept["test"]["gain"]),
+    )  # fmt: skip
+    return CompileReport(artifact.path, outcome, job.session.meter, job.config, kept=kept)
 
 
 def _artifact_name(job: Job, config: RunConfig) -> str:
@@ -321,11 +341,13 @@ def evaluate(
             shown.say(f"warning: {few}")
         tasks = job.splits.unseal() if split == "test" else getattr(job.splits, split)
         job.session.know(tasks, split)
+        known = job.runs_before("evaluate")
         try:
-            checked(job, tasks, split=split)
+            if any((task.id, sample) not in known for task in tasks for sample in range(samples)):
+                checked(job, tasks, split=split)
             alarms = replay_of_rubric(job.session.rubric, job.session)
             with job.session.phase("evaluate"):
-                run_evaluation(job.student, tasks, job.session, name=f"evaluate: {split}", samples=samples, into=evaluation)
+                run_evaluation(job.student, tasks, job.session, name=f"evaluate: {split}", samples=samples, into=evaluation, known=known)
         except BudgetExceeded as cap:
             job.status, stopped = "stopped", str(cap)
         corrected = {}

@@ -18,7 +18,6 @@ from assay.models.adapters import list_adapters
 from assay.models.roles import Endpoint, is_embedded
 from assay.optimizers import Evaluation, Progress, Student
 from assay.optimizers import evaluate as run_evaluation
-from assay.optimizers.session import has_tools
 from assay.preflight import checked
 from assay.recording import score_rollout, task_of
 from assay.reprs import Shown
@@ -154,12 +153,13 @@ def collect(
     with open_job(config, program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume, need=(split,)) as job:
         tasks = getattr(job.splits, split)
         job.session.know(tasks, split)
-        done = _finished(job) if job.session.recorder.resumed else {}
+        done = job.runs_before("collect")
         try:
-            checked(job, tasks, split=split, student=_sampler(job, 0, over))
+            if any((task.id, sample) not in done for task in tasks for sample in range(n)):
+                checked(job, tasks, split=split, student=_sampler(job, 0, over))
             with job.session.phase("collect"):
                 for sample in range(n):
-                    known = {task.id: done[task.id, sample] for task in tasks if (task.id, sample) in done}
+                    known = {(task.id, 0): done[task.id, sample] for task in tasks if (task.id, sample) in done}
                     kept += len(known)
                     name = f"collect: rollout {sample + 1} of {n}"
                     run_evaluation(_sampler(job, sample, over), tasks, job.session, name=name, into=evaluation, known=known)
@@ -176,25 +176,6 @@ def _sampler(job: Job, sample: int, over: Sequence[Mapping[str, Any]]) -> Studen
         student.set_parameters(over[sample % len(over)])
     student.group = job.run_id
     return student
-
-
-def _finished(job: Job) -> dict[tuple[str, int], dspy.Prediction]:
-    """What the run has scored already, by task and sample; what was cut off, or failed by the machinery, runs again."""
-    tools = has_tools(job.student.program)
-    rows = [r for r in job.store.rollouts(run_id=job.run_id) if r.phase == "collect" and r.status in ("done", "failed") and r.rubric and r.task_id]
-    return {(r.task_id, r.sample): _prediction_of(job.store.rollout(r.id), tools) for r in rows if r.source == "program"}
-
-
-def _prediction_of(rollout: Rollout, tools: bool) -> dspy.Prediction:
-    """A stored rollout as the scored prediction that it was."""
-    prediction = dspy.Prediction(**(rollout.prediction or {}))
-    failed = rollout.error if rollout.status == "failed" else None
-    value = math.nan if rollout.score is None else rollout.score
-    reason = next((verdict.reason for verdict in rollout.verdicts if verdict.grade is None), "")
-    coverage = 1.0 if rollout.coverage is None else rollout.coverage
-    prediction._result = ScoreResult(value=value, verdicts=tuple(rollout.verdicts), coverage=coverage, feedback=reason, failed=failed)
-    prediction._rollout, prediction._has_tools = rollout, tools
-    return prediction
 
 
 def score_rollouts(

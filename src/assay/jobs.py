@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import inspect
 import json
 import logging
 import time
@@ -20,6 +21,7 @@ from assay.datasets.memory import data_spec
 from assay.deployment import Artifact, load_artifact, save_artifact
 from assay.deployment.artifact import check_loads, check_pinned, is_artifact
 from assay.errors import BudgetExceeded, Cancelled, ConfigError
+from assay.finished import FinishedRun
 from assay.judges import Judge, resolver
 from assay.judges.loading import AnyJudge, members_of
 from assay.judges.loading import load_judge as read_judge
@@ -27,8 +29,10 @@ from assay.models import Caps, LanguageModel, Meter, ResponseCache, get_lm, with
 from assay.models.meter import spent_before
 from assay.models.roles import Endpoint, is_embedded
 from assay.optimizers import Progress, Session, Student
+from assay.optimizers.evaluation import finished_runs
 from assay.optimizers.executors import EXECUTORS, Outbox, RayExecutor
 from assay.optimizers.reserve import Decisions
+from assay.optimizers.session import has_tools
 from assay.programs import load_program, program_inputs, program_state, program_version
 from assay.programs.loading import program_class
 from assay.programs.wrapping import wrapped
@@ -221,6 +225,30 @@ class Job:
     artifact: Artifact | None
     status: str = "done"
     openings: Openings | None = None  # of the test split, once this job has opened it
+    ended: bool = False  # before: its report was given again, and nothing was run
+    was_done: bool = False  # an earlier process had done all of it
+
+    def runs_before(self, phase: str) -> dict[tuple[str, int], Any]:
+        """Runs of a phase that an earlier process finished, see `finished_runs`. Of a job that was done those that failed as well: it is only
+        reported again."""
+        if not self.session.recorder.resumed:
+            return {}
+        return finished_runs(self.session, phase, has_tools=has_tools(self.student.program), errors=self.was_done)
+
+    def finished(self, **more: Any) -> FinishedRun:
+        """Where the report of this run is kept. `more`: arguments that it depends on and that are no part of `config`."""
+        rubric, student = self.session.rubric, self.student
+        about = {
+            **{name: getattr(self.config, name, None) for name in ("difference", "early_stop", "trials")}, **more,
+            "rubric": [rubric.name, rubric.version], "source": _source_of(student.program),
+            "program": [program_version(student.program, student.settings["adapter"]), student.settings],
+            "data": self.splits.manifest()["sha256"],
+        }  # fmt: skip
+        return FinishedRun(self.folder, caps=self.config.caps, about=about)
+
+    def end_as_before(self, report: Mapping[str, Any]) -> None:
+        """Ends with the report of an earlier process: the store keeps what it says of the run."""
+        self.ended, self.status = True, "done" if report["stopped"] is None else "stopped"
 
 
 @contextmanager
@@ -272,10 +300,10 @@ def open_job(
         settings = artifact.settings if artifact else {"adapter": None, "parameters": {}}
         student = Student(known, session, adapter=config.adapter or settings["adapter"])
         student.set_parameters({**settings["parameters"], **config.parameters})
-        job = Job(config, run.folder, run.run_id, splits, student, session, run.store, artifact)
+        job = Job(config, run.folder, run.run_id, splits, student, session, run.store, artifact, was_done=run.was_done)
         _keep_splits(job, opens_as or run.run_id)
         yield job
-        run.status = job.status
+        run.status, run.ended = job.status, job.ended
 
 
 def salt_in(artifact: Artifact | None) -> tuple[str, str] | None:
@@ -355,6 +383,14 @@ def _program_manifest(job: Job, student: Student, result: Mapping[str, Any]) -> 
     }
 
 
+def _source_of(program: dspy.Module) -> str:
+    """Hash of the file that a program's class is in; empty where there is none."""
+    try:
+        return hashlib.sha256(Path(inspect.getsourcefile(type(program)) or "").read_bytes()).hexdigest()
+    except (OSError, TypeError):
+        return ""
+
+
 def _shown_by(job: Job, student: Student) -> dict[str, Any]:
     """Tasks whose demonstrations a program shows, as content hashes, and the people they are of, as hashes of their names."""
     recorder = job.session.recorder
@@ -421,6 +457,8 @@ class Run:
     reflection: LanguageModel | None
     threads: int
     status: str = "done"
+    ended: bool = False  # before: nothing was run
+    was_done: bool = False  # by an earlier process
 
 
 @contextmanager
@@ -434,11 +472,14 @@ def open_run(
         if config.salt is not None:
             claim_salt(opened, config.salt)
         (run_id, resumed), started, status = _run_id(opened, config.key, resume=resume, cache=config.cache), time.time(), "failed"
+        ended = False
         storage = getattr(config, "storage", None)
         told = {**asdict(config), **({"storage": shown_url(storage)} if storage else {})}
+        was_done = resumed and (run_id, "done") in opened.runs(run_id.rpartition("-")[0])
         close_running(opened, run_id.rpartition("-")[0] + "-")
         # a job that runs what it had finished once more counts from nothing
-        unrecorded = opened.unrecorded(run_id) if resumed and config.kind in ("collect", "tune") else Unrecorded()
+        before = opened.unrecorded(run_id) if resumed else Unrecorded()
+        unrecorded = before if config.kind in ("collect", "tune", "evaluate") else Unrecorded()
         recorder = Recorder(opened, run_id=run_id, unrecorded=unrecorded, replayable=True, resumed=resumed)
         cache = ResponseCache(home / "cache" / "responses.db") if config.cache else ResponseCache()
         ledger = opened_ledger(home / "runs" / run_id / "calls.db", recorder, opened, cache)
@@ -452,19 +493,21 @@ def open_run(
             opened.flush()  # before the first call: a run that is killed at once can be resumed
             run = Run(
                 run_id, home / "runs" / run_id, opened, recorder, meter, model, functools.partial(get_lm, seed=config.seed, **shared), reflection,
-                config.threads or model.recording.backend.concurrency,
+                config.threads or model.recording.backend.concurrency, was_done=was_done,
             )  # fmt: skip
             with cancelled_by_signals(meter):
                 yield run
             status = run.status
             recorder.finish()
-            if resumed and status == "done":
+            ended = run.ended
+            if resumed and status == "done" and not ended:
                 drop_cut_off(opened, run_id, started)
         except (Cancelled, KeyboardInterrupt, BudgetExceeded):
             status = "stopped"
             raise
         finally:
-            opened.put_run(run_id, kind=config.kind, config=told, status=status, started_at=started, unrecorded=recorder.unrecorded)
+            missed = before if ended else recorder.unrecorded
+            opened.put_run(run_id, kind=config.kind, config=told, status=status, started_at=started, unrecorded=missed)
             ledger.close()
 
 

@@ -18,6 +18,7 @@ from assay.datasets.tasks import content_hash
 from assay.deployment import load_artifact, save_artifact
 from assay.deployment.artifact import check_loads
 from assay.errors import BudgetExceeded, ConfigError, DataError, MissingExtra
+from assay.finished import FinishedRun
 from assay.given import given_lm
 from assay.jobs import CommonConfig, Run, compiled_parts, home_of, load_judge, open_run
 from assay.judges import Cascade, Judge, Jury, PointwiseJudge, load_labels, split_items
@@ -82,12 +83,15 @@ class JudgeReport(Shown):
     anchors: AnchorSet | None = None
     notes: list[str] = field(default_factory=list)
     openings: Openings | None = None  # of the labels' test split
+    kept: Mapping[str, Any] | None = None  # of a run that had ended before
 
     @property
     def judge(self) -> Judge:
         return self.outcome.compiled
 
     def to_dict(self) -> dict[str, Any]:
+        if self.kept is not None:
+            return dict(self.kept)
         usage, search, outcome = self.meter.usage, self.meter.of("search"), self.outcome
         return {
             "artifact": str(self.artifact),
@@ -162,8 +166,11 @@ def compile_judge(
         splits.train += negatives(splits.train, built.spec, count=config.negatives)
     with open_run(config, lm=lm, progress=shown, store=store, resume=resume) as run:
         with judge_session(run, built, shown, seed=config.seed) as session:
-            _announce(splits, items, shown)
             run.status = "stopped"  # until all of it is done
+            finished = FinishedRun(run.folder, caps=config.caps, about={"judge": _about(built), "ratings": splits.ratings(), "parents": parents})
+            if run.recorder.resumed and (kept := finished.report(shown, out=out)) is not None:
+                run.ended, run.status = True, "done" if kept["stopped"] is None else "stopped"
+                return _as_kept(built, run, config, kept)
             if config.preflight:
                 shown.say("preflight: each model answers once")
                 preflight_judge(built, splits.val, session, max_cost_usd=config.max_cost_usd)
@@ -184,7 +191,24 @@ def compile_judge(
                 run.status = "done"
         name = f"judge-{config.optimizer.rpartition(':')[2].lower()}"
         _save(report, splits, run, parents, Path(out) if out else home_of(store) / "artifacts" / name)
+        finished.keep(report.to_dict())
     return report
+
+
+def _about(judge: Judge) -> list[Any]:
+    return [program_version(judge, None), asdict(judge.spec)]
+
+
+def _as_kept(judge: Judge, run: Run, config: JudgeRunConfig, kept: Mapping[str, Any]) -> JudgeReport:
+    """The report of a run that had ended. Its outcome has no answers of single items."""
+    compiled = load_judge(kept["artifact"])
+    assert isinstance(compiled, Judge)
+    outcome = JudgeOutcome(
+        judge, compiled, kept["objective"], kept["winner"], kept["candidates"], gate=kept["gate"], replaces=kept["replaces"],
+        stopped=kept["stopped"], gain=kept["test"]["gain"], accuracy_gain=kept["test"]["accuracy_gain"], notes=kept["notes"],
+    )  # fmt: skip
+    picture = Path(kept["picture"]) if kept["picture"] else None
+    return JudgeReport(Path(kept["artifact"]), outcome, kept["card"], run.meter, config, kept["sizes"], picture=picture, kept=kept)
 
 
 def question_key(judge: AnyJudge) -> str:

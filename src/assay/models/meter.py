@@ -115,14 +115,19 @@ class Meter:
         """Keeps a part of the caps for phases that come later, in their order; it replaces what was held before."""
         self._held = phases
 
-    def _kept(self) -> Usage:
-        """What the phase of now must leave to those after it."""
-        names = list(self._held)
-        later = names[names.index(self.phase) + 1 :] if self.phase in names else names
-        held = [self._held[name] for name in later]
-        return Usage(
-            calls=sum(part.calls for part in held), prompt_tokens=sum(part.tokens for part in held), cost_usd=sum(part.cost_usd for part in held)
-        )
+    def _kept(self, *, spent: bool = False) -> Usage:
+        """What the phase of now must leave to those after it.
+
+        Args:
+            spent: without what they have spent of it: in an earlier process of this run, before it was resumed.
+        """
+        names, kept = list(self._held), Usage()
+        for name in names[names.index(self.phase) + 1 :] if self.phase in names else names:
+            held, done = self._held[name], self.of(name) if spent else Usage()
+            kept.calls += max(0, held.calls - done.calls)
+            kept.prompt_tokens += max(0, held.tokens - done.tokens)
+            kept.cost_usd += max(0.0, held.cost_usd - done.cost_usd)
+        return kept
 
     def cancel(self) -> None:
         """Every later call to a model raises `Cancelled`, in whichever thread."""
@@ -182,12 +187,12 @@ class Meter:
                     f"the cap of ${self.caps.cost_usd:g} cannot be kept: {used.unpriced} calls had no known price. Cap calls or tokens instead",
                     what="dollars",
                 )
-            kept = self._kept()
+            kept = self._kept(spent=True)
             for what, value, cap, later in (
-                ("calls", used.calls - counted, self.caps.calls, kept.calls),
+                ("calls", used.calls, None if counted else self.caps.calls, kept.calls),
                 ("tokens", used.tokens, self.caps.tokens, kept.tokens),
                 ("dollars", used.cost_usd, self.caps.cost_usd, kept.cost_usd),
-                ("search calls", search - counted, self.caps.search_calls if self.phase == "search" else None, 0),
+                ("search calls", search, None if counted or self.phase != "search" else self.caps.search_calls, 0),
             ):
                 if cap is None or value < cap - later:
                     continue

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from assay.datasets import Task
-from assay.errors import Cancelled
+from assay.errors import Cancelled, FailureKind
 from assay.optimizers.executors import in_threads, pairs_in_threads
 from assay.optimizers.metrics import Budget, TaskRun, measure, run_of
 from assay.optimizers.session import Session, Student
@@ -17,8 +17,9 @@ from assay.optimizers.statistics import mean_interval
 from assay.rubrics import ScoreResult
 from assay.rubrics.coverage import coverage_report
 from assay.rubrics.scoring import mean_result
+from assay.traces import Rollout
 
-__all__ = ["Evaluation", "evaluate", "evaluate_pairs"]
+__all__ = ["Evaluation", "evaluate", "evaluate_pairs", "finished_runs"]
 
 
 @dataclass
@@ -146,13 +147,13 @@ def _reorder(values: dict[Any, Any], order: Sequence[Any]) -> None:
 
 def evaluate(
     student: Student, tasks: Sequence[Task], session: Session, *, name: str = "evaluate", samples: int = 1, into: Evaluation | None = None,
-    known: Mapping[str, Any] | None = None,
+    known: Mapping[tuple[str, int], Any] | None = None,
 ) -> Evaluation:  # fmt: skip
     """Runs and scores `tasks`, several at a time. The results go `into` an evaluation, also those of a run that stops midway.
 
     Args:
         samples: runs of each task; the first is the one that a single run would be.
-        known: scored predictions by task id that an earlier process made; those tasks are not run again. Goes with one sample.
+        known: scored predictions, by task id and sample, that an earlier process made; they are not made again. See `finished_runs`.
     Raises:
         BudgetExceeded, Cancelled: what was finished before is in the store.
     """
@@ -161,7 +162,7 @@ def evaluate(
     with session.progress.bar(name, samples * len(tasks)) as advance:
         for sample in range(samples):
             runner = student if sample == 0 else student.another(sample)
-            ahead = dict(known or {})
+            ahead = {task_id: prediction for (task_id, number), prediction in (known or {}).items() if number == sample}
             for task in tasks:
                 if task.id in ahead:
                     evaluation.take(task, ahead[task.id])
@@ -176,6 +177,35 @@ def evaluate(
             finally:
                 evaluation.arrange([task.id for task in tasks])
     return evaluation
+
+
+def finished_runs(session: Session, phase: str, *, has_tools: bool, errors: bool = False) -> dict[tuple[str, int], Any]:
+    """What the session's run has scored in a phase by this rubric, by task and sample, as an earlier process recorded it.
+
+    Args:
+        errors: also runs that failed by their model or the machinery. Without, they are made again.
+    """
+    recorder, rubric = session.recorder, f"{session.rubric.name}@{session.rubric.version}"
+    store, ended = recorder.store, ("done", "failed", "error") if errors else ("done", "failed")
+    if store is None:
+        return {}
+    rows = [r for r in store.rollouts(run_id=recorder.run_id) if r.phase == phase and r.status in ended and r.rubric == rubric and r.task_id]
+    rows = [r for r in rows if r.source == "program" and r.failure is not FailureKind.CAP]
+    return {(r.task_id, r.sample): _prediction_of(store.rollout(r.id), has_tools) for r in rows}
+
+
+def _prediction_of(rollout: Rollout, has_tools: bool) -> Any:
+    """A stored rollout as the scored prediction that it was."""
+    import dspy
+
+    prediction = dspy.Prediction(**(rollout.prediction or {}))
+    failed = rollout.error if rollout.status in ("failed", "error") else None
+    value = math.nan if rollout.score is None else rollout.score
+    reason = next((verdict.reason for verdict in rollout.verdicts if verdict.grade is None), "")
+    coverage = 1.0 if rollout.coverage is None else rollout.coverage
+    prediction._result = ScoreResult(value=value, verdicts=tuple(rollout.verdicts), coverage=coverage, feedback=reason, failed=failed)
+    prediction._rollout, prediction._has_tools = rollout, has_tools
+    return prediction
 
 
 def evaluate_pairs(pairs: Sequence[tuple[Student, Task]], session: Session, *, name: str = "evaluate") -> list[Any]:

@@ -6,6 +6,7 @@ How many tasks a comparison needs, and which difference it can show, is in `assa
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,11 @@ class Gain:
     def is_gain(self) -> bool:
         """Whether the interval lies above zero."""
         return self.low > 0
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any] | None) -> "Gain | None":
+        """What `to_dict` gave; None of None."""
+        return None if data is None else cls(math.nan if data["mean"] is None else data["mean"], data["low"], data["high"], data["n"])
 
     def to_dict(self) -> dict[str, float | int | None]:
         return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in asdict(self).items()}

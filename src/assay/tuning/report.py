@@ -38,8 +38,11 @@ class TuneReport(Shown):
     pictures: list[Path] = field(default_factory=list)
     importance: dict[str, dict[str, float]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    kept: Mapping[str, Any] | None = None  # of a run that had ended before
 
     def to_dict(self) -> dict[str, Any]:
+        if self.kept is not None:
+            return dict(self.kept)
         usage, search, found, test = self.meter.usage, self.meter.of("search"), self.outcome, self.test
         budget = Budget(**self.config.budget)
         states = [trial.state for trial in found.trials]

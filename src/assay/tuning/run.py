@@ -1,6 +1,6 @@
 """The users' line for agent parameters: `assay.tune`. Joins job, space, study, gate, sealed test and artifact."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,10 @@ def tune(
         raise ConfigError(f"{apply} is no artifact to write parameters into")
     with open_job(config.of_one_worker(), program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume, need=config.need) as job:
         job.status = "stopped"  # until all of it is done
+        finished = job.finished(apply=apply)
+        if job.session.recorder.resumed and (kept := finished.report(shown, out=out)) is not None:
+            job.end_as_before(kept)
+            return _as_kept(config, job, kept)
         if apply is not None:
             student_at(job, Point(str(apply), {}), config)  # refused now, and not after the search
         warnings = announce_splits(job.splits, shown)
@@ -94,7 +98,19 @@ def tune(
         report.artifact = keep_artifact(job, chosen, folder, result, as_page(result))
         if config.method == "optuna":
             _drawn(report, job, config, storage_of(config, store))
+        finished.keep(report.to_dict())
     return report
+
+
+def _as_kept(config: TuneConfig, job: Job, kept: Mapping[str, Any]) -> TuneReport:
+    """The report of a run that had ended. Its outcome has the best trial alone, without scores of single tasks."""
+    best = TrialResult(0, Point(kept["program"], dict(kept["best"])), "complete", {"score": None}, {}, {}, None)
+    outcome = SearchOutcome(best, None, [], kept["task_runs"], kept["task_runs_saved"], [])
+    page = Path(kept["page"]) if kept["page"] else None
+    return TuneReport(
+        Path(kept["artifact"]), config, outcome, dict(kept["best"]), job.session.meter, replaces=kept["replaces"], stopped=kept["stopped"], page=page,
+        pictures=[Path(path) for path in kept["pictures"]], importance=kept["importance"], notes=kept["notes"], kept=kept,
+    )  # fmt: skip
 
 
 def _tuned(job: Job, config: TuneConfig, shown: Progress, store: str | Path | None, resume: bool) -> TuneReport:
