@@ -129,6 +129,10 @@ class Meter:
             kept.cost_usd += max(0.0, held.cost_usd - done.cost_usd)
         return kept
 
+    def _later(self) -> str:
+        names = list(self._held)
+        return " and ".join(names[names.index(self.phase) + 1 :] if self.phase in names else names)
+
     def cancel(self) -> None:
         """Every later call to a model raises `Cancelled`, in whichever thread."""
         self._cancelled = True
@@ -197,7 +201,7 @@ class Meter:
                 if cap is None or value < cap - later:
                     continue
                 if later and value < cap:  # the search's part of the cap is spent, and not the whole of it
-                    raise BudgetExceeded(f"{cap - later:g} of {cap:g} {what} are spent; the rest is kept for gate and test", what="search calls")
+                    raise BudgetExceeded(f"{value:g} of {cap:g} {what} are spent; the rest is kept for {self._later()}", what="search calls")
                 raise BudgetExceeded(f"the cap of {cap:g} {what} is reached", what=what)
 
     def add(self, spent: Usage, *, name: str = "") -> None:

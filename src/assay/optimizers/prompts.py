@@ -24,7 +24,7 @@ from assay.optimizers.estimate import price_of
 from assay.optimizers.evaluation import Evaluation, evaluate
 from assay.optimizers.proposals import Watch
 from assay.optimizers.repairs import repaired_dspy
-from assay.optimizers.reserve import Decisions, ReportPlan, forecast_pair, pair_of, plan_report
+from assay.optimizers.reserve import FEWEST, Decisions, ReportPlan, forecast_pair, pair_of, plan_report
 from assay.optimizers.search import AutoSearch
 from assay.optimizers.sequential import LEAST_SPREAD, WORST_SPREAD, SequentialTest, spread_of
 from assay.optimizers.session import Session, Student
@@ -172,7 +172,9 @@ def _compared(outcome: CompileOutcome, tasks: list[Task], session: Session, deci
     found = compare(outcome.baseline, outcome.compiled, tasks, session, split=split, names=_SIDES, rule=rule)
     if said := ended_early(found, split):
         outcome.notes.append(said)
-    if found.cap is not None:
+    if found.cap is not None and (found.gain.is_gain if split == "gate" else found.gain.n >= FEWEST):
+        outcome.notes.append(f"{split} ended after {found.gain.n} of {found.planned} tasks: {found.cap}")
+    elif found.cap is not None:
         outcome.stopped = str(found.cap)
     return found
 
