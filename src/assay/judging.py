@@ -171,6 +171,7 @@ def compile_judge(
             if run.recorder.resumed and (kept := finished.report(shown, out=out)) is not None:
                 run.ended, run.status = True, "done" if kept["stopped"] is None else "stopped"
                 return _as_kept(built, run, config, kept)
+            _announce(splits, items, shown)
             if config.preflight:
                 shown.say("preflight: each model answers once")
                 preflight_judge(built, splits.val, session, max_cost_usd=config.max_cost_usd)
