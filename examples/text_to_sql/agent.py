@@ -138,7 +138,7 @@ class SqlAgent(Agent):
     def solve(self, **inputs: Any) -> dspy.Prediction:
         errors: list[str] = []
         sql, rows = "", None
-        for _ in range(self.parameters.max_steps):
+        for _ in range(self.agent_parameters.max_steps):
             sql = self.write(**self.fit_context(self.write, self.write.signature, inputs, errors, "errors")).sql
             try:
                 rows = self.tool(sql=sql)

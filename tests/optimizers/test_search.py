@@ -294,7 +294,7 @@ def test_all_five_parameters_of_an_agent_are_searched() -> None:
     no_tools = SearchSpace(Student(Classify(["a", "b"]), session), pool, ["json"], most=16, seed=0)
     mutants = no_tools.mutants(no_tools.first(), 400, random.Random(0))
     assert {name for spec in mutants for name, _ in spec.parameters} == set(RANGES) - {"tool_usage_threshold"}
-    assert tool_agent.build(CandidateSpec(parameters=(("max_steps", 4),))).program.parameters.max_steps == 4
+    assert tool_agent.build(CandidateSpec(parameters=(("max_steps", 4),))).program.agent_parameters.max_steps == 4
 
 
 @pytest.mark.parametrize(

@@ -427,7 +427,7 @@ def test_a_program_is_tuned_decided_on_gate_and_reported_on_sealed_tasks(tmp_pat
     assert set(data["test"]["tuned"]["metrics"]) == {"accuracy", "efficiency", "coherence", "adaptability", "tool_usage"}
     assert data["test"]["tuned"]["metrics"]["tool_usage"] is None
     loaded = assay.load(report.artifact)
-    assert loaded.parameters.temperature == data["best"]["temperature"]
+    assert loaded.agent_parameters.temperature == data["best"]["temperature"]
     with assay.Store(tmp_path / ".assay" / "a.db") as store:
         assert {rollout.phase for rollout in store.rollouts(split="test", limit=1000)} == {"test"}
 
@@ -461,7 +461,7 @@ def test_prompts_and_parameters_are_searched_together_and_applied(tmp_path: Path
     assert str(first.artifact) in tried
     assert len(tried) == 2
     applied = tuned(tmp_path, trials=8, apply=first.artifact, out=tmp_path / "three", seed=1)
-    assert assay.load(applied.artifact).parameters.temperature == applied.to_dict()["best"]["temperature"]
+    assert assay.load(applied.artifact).agent_parameters.temperature == applied.to_dict()["best"]["temperature"]
     with pytest.raises(ConfigError, match="is no artifact"):
         tuned(tmp_path, trials=3, apply=tmp_path / "nothing", seed=2)
     with pytest.raises(ConfigError, match="salt='other' is not the artifact's 'assay'"):

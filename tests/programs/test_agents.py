@@ -308,3 +308,26 @@ def test_the_threshold_acts_on_what_the_embedded_model_gives(embedded: str) -> N
             return len(program(question="What is 12 + 30?").steps)
 
     assert [tools(0.0), tools(1.0)] == [1, 0]
+
+
+@pytest.mark.parametrize("program", [MathQA(), Classify(["a", "b"]), Extract({"article": "string"})], ids=lambda program: type(program).__name__)
+def test_no_attribute_of_an_agent_hides_a_method_of_dspy(program: Agent) -> None:
+    methods = {name for name in dir(dspy.Module) if callable(getattr(dspy.Module, name))}
+    assert not methods & set(vars(program))
+    assert program.parameters() == program.predictors()
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        dspy.LabeledFewShot(k=2),
+        dspy.BootstrapFewShot(metric=lambda *_: True, max_bootstrapped_demos=1),
+        dspy.BootstrapFewShotWithRandomSearch(metric=lambda *_: True, num_candidate_programs=1, num_threads=1),
+    ],
+    ids=lambda optimizer: type(optimizer).__name__,
+)
+def test_stock_dspy_optimizers_compile_an_agent(optimizer: Any) -> None:
+    examples = [dspy.Example(text=f"text {number}", label="a").with_inputs("text") for number in range(6)]
+    with dspy.context(lm=scripted_lm(lambda request: json.dumps({"label": "a"}))):
+        compiled = optimizer.compile(Classify(["a", "b"]), trainset=examples)
+        assert compiled(text="another").label == "a"

@@ -242,7 +242,7 @@ def load_artifact(path: str | Path, *, program: dspy.Module | None = None) -> Ar
             program = restore_program(manifest["program"], manifest["config"], _read_json(folder / "program.json", folder), fresh)
         settings = manifest["settings"]
         if is_agent(program):
-            program.parameters, program.adapter = AgentParameters.of(settings["parameters"]), settings["adapter"]
+            program.agent_parameters, program.adapter = AgentParameters.of(settings["parameters"]), settings["adapter"]
     except ProgramError as error:
         if program is not None:
             raise

@@ -184,7 +184,7 @@ class Student(dspy.Module):  # type: ignore[misc]
     def settings(self) -> dict[str, Any]:
         """What the program's DSPy state does not hold: adapter and parameters."""
         program = self.program
-        parameters = program.parameters.model_dump() if is_agent(program) else {}
+        parameters = program.agent_parameters.model_dump() if is_agent(program) else {}
         if not is_agent(program) and self.temperature is not None:
             parameters = {"temperature": self.temperature}
         return {"adapter": program.adapter if is_agent(program) else self.adapter, "parameters": parameters}

@@ -47,7 +47,7 @@ def reasoning_tokens(depth: int) -> int:
 
 
 class Agent(dspy.Module):  # type: ignore[misc]
-    """A `dspy.Module` that runs under `parameters` and an adapter of its own.
+    """A `dspy.Module` that runs under `agent_parameters` and an adapter of its own. (`parameters()` is DSPy's: its predictors.)
 
     Subclasses write `solve(**inputs)`, and put every constructor argument that is not a parameter into `config`, so
     that an artifact can build the same program again.
@@ -57,7 +57,7 @@ class Agent(dspy.Module):  # type: ignore[misc]
 
     def __init__(self, parameters: AgentParameters | None = None, adapter: str = "json") -> None:
         super().__init__()
-        self.parameters = parameters or AgentParameters()
+        self.agent_parameters = parameters or AgentParameters()
         self.adapter = adapter
         self.config: dict[str, Any] = {}
         self.own_lm: Callable[[], Any] | None = None  # of a loaded artifact: gives the model to run under where none is set in DSPy
@@ -68,7 +68,7 @@ class Agent(dspy.Module):  # type: ignore[misc]
         Raises:
             ParameterError: an unknown name or a value out of range; nothing is changed.
         """
-        self.parameters = AgentParameters.of(parameters, base=self.parameters)
+        self.agent_parameters = AgentParameters.of(parameters, base=self.agent_parameters)
 
     def execute(self, task: Any) -> Any:
         """Runs on a task: a `Task`, or a mapping of inputs."""
@@ -78,9 +78,9 @@ class Agent(dspy.Module):  # type: ignore[misc]
         lm = dspy.settings.lm if dspy.settings.lm is not None or self.own_lm is None else self.own_lm()
         if lm is None:
             raise ProgramError("no language model is set: use dspy.configure(lm=assay.get_lm(NAME))")
-        changed: dict[str, Any] = {"temperature": self.parameters.temperature}
+        changed: dict[str, Any] = {"temperature": self.agent_parameters.temperature}
         if lm.kwargs.get("max_tokens") is not None:  # the engine's limit on an answer leaves room for the thought
-            changed["max_tokens"] = lm.kwargs["max_tokens"] + reasoning_tokens(self.parameters.reasoning_depth)
+            changed["max_tokens"] = lm.kwargs["max_tokens"] + reasoning_tokens(self.agent_parameters.reasoning_depth)
         adapter = make_adapter(self.adapter)
         listen_under(adapter)
         with dspy.context(lm=lm.copy(**changed), adapter=adapter):
@@ -100,7 +100,7 @@ class Agent(dspy.Module):  # type: ignore[misc]
         `window[-1]` is the newest observation; the oldest are dropped first, but for the last `keep`, then the oldest
         demonstrations. The task itself is never cut.
         """
-        limit, kept, demos = self.parameters.context_length, list(window), list(predictor.demos)
+        limit, kept, demos = self.agent_parameters.context_length, list(window), list(predictor.demos)
         while True:
             filled = {**inputs, field: "\n".join(kept)}
             messages = dspy.settings.adapter.format(signature, demos, filled)
@@ -162,7 +162,7 @@ class ToolAgent(Agent):
     def solve(self, **inputs: Any) -> dspy.Prediction:
         observations: list[str] = []
         steps: list[dict[str, Any]] = []
-        for _ in range(self.parameters.max_steps - 1):
+        for _ in range(self.agent_parameters.max_steps - 1):
             name = self._choose(inputs, observations, steps)
             if name == _ANSWER:
                 break
@@ -177,7 +177,7 @@ class ToolAgent(Agent):
             self._demonstrate(inputs, observations, _ANSWER)
         prediction = self._ask(self.respond, self.respond.signature, inputs, observations)
         answer = {name: prediction[name] for name in self.outputs}
-        if self.parameters.reasoning_depth >= REVIEW_DEPTH and self.parameters.max_steps > 1:
+        if self.agent_parameters.reasoning_depth >= REVIEW_DEPTH and self.agent_parameters.max_steps > 1:
             draft = "; ".join(str(value) for value in answer.values())
             reviewed = self._ask(self.review, self.review.signature, {**inputs, "draft": draft}, observations)
             answer = {name: reviewed[name] for name in self.outputs}
@@ -192,14 +192,14 @@ class ToolAgent(Agent):
 
         Once a tool has answered, a tool is called again only if the agent also prefers it, so that it may finish.
         """
-        threshold, answered = self.parameters.tool_usage_threshold, any(step["error"] is None for step in steps)
+        threshold, answered = self.agent_parameters.tool_usage_threshold, any(step["error"] is None for step in steps)
         names = list(self.tools)
         if threshold == 0 and not answered and len(names) == 1:
             self._demonstrate(inputs, observations, names[0])
             return names[0]
         written = bool(dspy.settings.get(WRITTEN_DECISIONS))
         stated = not written and not supports(dspy.settings.lm, "top_logprobs")
-        signature = _decision_signature(self.decide.signature, reasoning_tokens(self.parameters.reasoning_depth), stated)
+        signature = _decision_signature(self.decide.signature, reasoning_tokens(self.agent_parameters.reasoning_depth), stated)
         config = {} if stated or written else _asking_for_odds(dspy.settings.lm)
         with alternatives_of("action"):
             decision = self._ask(self.decide, signature, inputs, observations, **config)

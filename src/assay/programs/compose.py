@@ -168,14 +168,14 @@ def _majority(values: Sequence[Any]) -> Any:
 
 def _take_settings(outer: _Composite, inner: dspy.Module) -> None:
     if isinstance(inner, Agent):
-        outer.parameters, outer.adapter = inner.parameters, inner.adapter
+        outer.agent_parameters, outer.adapter = inner.agent_parameters, inner.adapter
     else:
         outer.plain = True
 
 
 def _run(program: dspy.Module, outer: Agent, inputs: dict[str, Any]) -> Any:
     if isinstance(program, Agent):
-        program.parameters, program.adapter = outer.parameters, outer.adapter
+        program.agent_parameters, program.adapter = outer.agent_parameters, outer.adapter
     return program(**inputs)
 
 

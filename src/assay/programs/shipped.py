@@ -44,7 +44,7 @@ class _OnePredictor(Agent):
     predict: dspy.Predict
 
     def solve(self, **inputs: Any) -> dspy.Prediction:
-        depth, steps = self.parameters.reasoning_depth, self.parameters.max_steps
+        depth, steps = self.agent_parameters.reasoning_depth, self.agent_parameters.max_steps
         signature = _thinking(self.predict.signature, depth)
         filled = self.fit_context(self.predict, signature, inputs, [str(inputs["text"])], "text", keep=1)
         prediction = self.predict(signature=signature, **filled)
@@ -97,6 +97,8 @@ class Extract(_OnePredictor):
     def __init__(self, fields: dict[str, str], parameters: AgentParameters | None = None, adapter: str = "json") -> None:
         super().__init__(parameters, adapter)
         kinds = {"string": str, "integer": int, "number": float, "boolean": bool}
+        if not isinstance(fields, dict):
+            raise ProgramError(f"fields={fields!r} must be a mapping of names to types, such as {{'city': 'string'}}")
         if not fields:
             raise ProgramError("extract takes its fields from the data: compile it, and run the artifact")
         if unknown := sorted(set(fields.values()) - kinds.keys()):

@@ -33,7 +33,7 @@ class AgentProgram(Agent):
         self._assay_origin = (type(agent).__module__, type(agent).__qualname__)
 
     def forward(self, **inputs: Any) -> Any:
-        self.agent.set_parameters(self.parameters.model_dump())
+        self.agent.set_parameters(self.agent_parameters.model_dump())
         return as_prediction(self.agent.execute(inputs))
 
 
