@@ -484,6 +484,7 @@ def open_run(
         cache = ResponseCache(home / "cache" / "responses.db") if config.cache else ResponseCache()
         ledger = opened_ledger(home / "runs" / run_id / "calls.db", recorder, opened, cache)
         meter = Meter(config.caps, spent=spent_before(ledger), ledger=ledger)
+        meter.unrecorded = lambda: recorder.unrecorded.calls
         try:
             shared: dict[str, Any] = {"cache": cache, "meter": meter, "observers": [recorder.observe]}
             client = config.client("program", config.model)

@@ -53,6 +53,11 @@ def ignore(count: int) -> None:
     """Hears of a call and does nothing."""
 
 
+def none_unrecorded() -> int:
+    """Where nothing counts the calls that go past the recorder."""
+    return 0
+
+
 class Meter:
     """Thread-safe. One per run; phases are whatever the caller names (`search`, `gate`, `test`).
 
@@ -70,6 +75,7 @@ class Meter:
         self._asked: dict[str, int] = {}
         self._held: dict[str, Usage] = {}
         self._beside: list[Meter] = []
+        self.unrecorded: Callable[[], int] = none_unrecorded  # calls that went past the recorder: they count against `calls` too
         self.on_call: Callable[[int], None] = ignore  # told of each call, answered by a model or by the cache
 
     def __deepcopy__(self, memo: object) -> "Meter":
@@ -144,7 +150,7 @@ class Meter:
             left = min(left, self.caps.search_calls - self.asked("search"))
         if self.caps.calls is not None:
             asked = sum(count for phase, count in self._asked.items() if phase != "preflight")  # it asks what is asked again
-            left = min(left, self.caps.calls - self._kept().calls - asked)
+            left = min(left, self.caps.calls - self._kept().calls - asked - self.unrecorded())
         return left
 
     def asked(self, phase: str) -> int:
@@ -193,7 +199,7 @@ class Meter:
                 )
             kept = self._kept(spent=True)
             for what, value, cap, later in (
-                ("calls", used.calls, None if counted else self.caps.calls, kept.calls),
+                ("calls", used.calls + self.unrecorded(), None if counted else self.caps.calls, kept.calls),
                 ("tokens", used.tokens, self.caps.tokens, kept.tokens),
                 ("dollars", used.cost_usd, self.caps.cost_usd, kept.cost_usd),
                 ("search calls", search, None if counted or self.phase != "search" else self.caps.search_calls, 0),

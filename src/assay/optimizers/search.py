@@ -61,11 +61,12 @@ class AutoSearch:
         plain.spec = CandidateSpec(adapter=space.adapters[0])
         self.stopped = ""
         self._budget = math.inf
+        self._spent_before = 0.0  # runs and unrecorded calls of before the search
         self._asked = 0  # proposals of instructions
 
     def run(self) -> None:
         """Runs until the budget, the val tasks or the stopping rule ends it."""
-        self._budget = self.session.meter.search_calls_left()
+        self._budget, self._spent_before = self.session.meter.search_calls_left(), self._spent()
         self._take_in(self._proposed(self._numbers(_PROPOSALS)))
         self._begin()
         size = self._size()
@@ -94,8 +95,17 @@ class AutoSearch:
 
     def _size(self) -> int:
         """Pairs of a round: the budget in `_ROUNDS` parts, whatever the number of threads."""
-        left = self.session.meter.search_calls_left() / self._calls_per_task()
+        left = self._left() / self._calls_per_task()
         return _LARGEST if math.isinf(left) else max(_SMALLEST, min(_LARGEST, int(left / _ROUNDS)))
+
+    def _left(self) -> float:
+        """Calls that the search may still make. A run counts as one at least, and calls that went past the recorder count as well: a
+        program whose calls cannot be recorded would otherwise be searched for ever."""
+        return min(self.session.meter.search_calls_left(), self._budget - (self._spent() - self._spent_before))
+
+    def _spent(self) -> float:
+        runs = sum(max(1.0, count) for candidate in self.candidates for count in candidate.evaluation.calls.values())
+        return runs + self.session.recorder.unrecorded.calls
 
     def _calls_per_task(self) -> float:
         counts = [count for candidate in self.candidates for count in candidate.evaluation.calls.values()]
@@ -107,7 +117,7 @@ class AutoSearch:
         return max(1.0, float(np.quantile(counts, 0.9))) if counts else float(len(self.space.student.program.predictors()))
 
     def _affordable(self, wanted: int) -> int:
-        left = self.session.meter.search_calls_left()
+        left = self._left()
         return wanted if math.isinf(left) else min(wanted, int(left / self._most_calls()))
 
     def _begin(self) -> None:
@@ -116,7 +126,7 @@ class AutoSearch:
         specs += [CandidateSpec(specs[0].selection, specs[0].count, adapter=specs[0].adapter, instruction=i, parameters=specs[0].parameters)
                   for i in range(1, len(self.space.instructions))] if specs else []  # fmt: skip
         fit = self._affordable(_FIRST_TASKS * (1 + len(specs)))
-        left = self.session.meter.search_calls_left()
+        left = self._left()
         if math.isfinite(left):
             fit = min(fit, max(_FIRST_TASKS, int(left / self._most_calls() / 3)))
         for spec in specs[: max(0, fit // _FIRST_TASKS - 1)]:
@@ -139,7 +149,7 @@ class AutoSearch:
         known = {c.spec for c in self.candidates}
         values = self._posterior(running).mean
         parents = [running[i].spec for i in np.argsort(-values)[:_PARENTS]]
-        confirming = math.isfinite(self._budget) and self.session.meter.search_calls_left() < _CONFIRMING * self._budget
+        confirming = math.isfinite(self._budget) and self._left() < _CONFIRMING * self._budget
         mutants = [] if confirming else self.space.mutants(parents, _MUTANTS, self.choices)
         new = [spec for spec in mutants if spec not in known]
         belief = self._posterior(running, new)
@@ -222,7 +232,7 @@ class AutoSearch:
 
     def _numbers(self, count: int) -> list[int]:
         """The numbers of the next proposals, at most `count`: they take a small share of the calls that are left."""
-        left = self.session.meter.search_calls_left()
+        left = self._left()
         numbers = [number for number in range(self._asked, self._asked + count) if _PROPOSAL_SHARE * left >= number + 1]
         self._asked += len(numbers)
         return numbers

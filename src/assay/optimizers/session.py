@@ -206,6 +206,8 @@ class Student(dspy.Module):  # type: ignore[misc]
             **(kept_of(task) if task else {}),
         )
         rollout.group_id = rollout.task_id if self.group is None else f"{self.group}/{rollout.task_id}"
+        if session.recorder.unrecorded.calls:  # a call past the recorder asks no meter: a cap holds between runs, not between calls
+            session.meter.check()
         with session.recorder.rollout(rollout):
             prediction = self._run(inputs, rollout)
             failed = getattr(prediction, "_failed", None)

@@ -1,0 +1,93 @@
+"""A search ends, and a cap holds between runs, also where the program's calls cannot be recorded."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+import assay
+from assay.testing import scripted_lm
+
+HEAD = "import json, urllib.request\nimport dspy\n\n\n"
+OWN_CLIENT = """class Mine(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.say = dspy.Predict("question -> answer")
+
+    def forward(self, question):
+        for _ in range(2):
+            body = json.dumps({"model": "m", "messages": [{"role": "user", "content": question}]}).encode()
+            urllib.request.urlopen(urllib.request.Request("URL/chat/completions", body, {"Content-Type": "application/json"})).read()
+        return dspy.Prediction(answer="1")
+"""
+PINNED = """class Mine(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.say = dspy.Predict("question -> answer")
+        self.say.lm = dspy.LM("openai/m", api_base="URL", api_key="k", cache=False, temperature=1.0)
+
+    def forward(self, question):
+        return self.say(question=question)
+"""
+NO_CALLS = """class Mine(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.say = dspy.Predict("question -> answer")
+
+    def forward(self, question):
+        return dspy.Prediction(answer=str(len(question)))
+"""
+
+
+class Answers(BaseHTTPRequestHandler):
+    count = 0
+
+    def do_POST(self) -> None:
+        type(self).count += 1
+        self.rfile.read(int(self.headers["Content-Length"]))
+        message = {"role": "assistant", "content": "[[ ## answer ## ]]\n1\n\n[[ ## completed ## ]]"}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        body = json.dumps({"id": "1", "object": "chat.completion", "created": 1, "model": "m", "usage": usage,
+                           "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}).encode()  # fmt: skip
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[str, type[Answers]]]:
+    handler = type("Counted", (Answers,), {"count": 0})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as serving:
+        threading.Thread(target=serving.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{serving.server_port}/v1", handler
+        serving.shutdown()
+
+
+def write(place: Path, program: str, url: str) -> None:
+    (place / "mine.py").write_text(HEAD + program.replace("URL", url))
+    (place / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
+    rows = [json.dumps({"question": f"What of {n}?", "answer": str(n % 3)}) for n in range(120)]
+    (place / "data.jsonl").write_text("\n".join(rows))
+
+
+@pytest.mark.parametrize(("program", "calls_per_run"), [(OWN_CLIENT, 2), (PINNED, 1)], ids=["own-client", "pinned-model"])
+def test_unrecorded_calls_count_against_the_cap(program: str, calls_per_run: int, server: tuple[str, type[Answers]], tmp_path: Path) -> None:
+    write(tmp_path, program, server[0])
+    report = assay.compile("mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=scripted_lm(lambda _: "{}"), max_calls=100, threads=2, seed=1)
+    made = server[1].count
+    assert report.unrecorded.calls == made
+    assert 20 < made <= 100 + calls_per_run * 2  # runs in flight end
+
+
+def test_a_program_that_asks_no_model_is_not_searched_for_ever(tmp_path: Path) -> None:
+    write(tmp_path, NO_CALLS, "")
+    report = assay.compile("mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=scripted_lm(lambda _: "{}"), max_search_calls=60, threads=2)
+    assert report.outcome.winner.name == "baseline"
