@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from assay.cli.main import _how_to_continue
+
 ASSAY = [sys.executable, "-c", "from assay.cli import main; main()"]
 COMPILE = ["compile", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=80", "--set", "temperature=0.1"]
 SMALL = ["--train-size", "8", "--val-size", "6", "--gate-size", "5", "--test-size", "5", "--max-search-calls", "40"]
@@ -45,6 +47,31 @@ def test_wrong_usage_and_failures_have_their_exit_codes(args: list[str], code: i
     assert message in done.stderr
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (
+            ["judge", "audit", "Is it kind?", "--scale", "no,yes"],
+            "Run the same command again to continue: the answers so far are in the response cache.",
+        ),
+        (["judge", "audit", "Is it kind?", "--no-cache"], "What is in the store is kept."),
+        (["judge", "score", "Is it kind?", "--data", "d.jsonl"], "What was found so far is kept; --resume continues from here."),
+        (["compile", "math_qa"], "What was found so far is kept; --resume continues from here."),
+        (["traces", "rate"], "What is in the store is kept."),
+    ],
+)
+def test_what_continues_a_stopped_command_is_an_option_that_it_has(arguments: list[str], hint: str) -> None:
+    assert _how_to_continue(arguments) == hint
+
+
+def test_an_audit_without_any_verdict_is_one_object_under_json() -> None:
+    done = assay("judge", "audit", "Is it kind?", "--model", "openai/none", "--api-base", "http://127.0.0.1:9/v1", "--threads", "8", "--json")
+    data = json.loads(done.stdout)
+    assert (done.returncode, data["passed"]) == (1, None)
+    assert data["error"].startswith("the judge gave no verdict at all: ")
+    assert data["error"] in done.stderr
 
 
 @pytest.mark.parametrize(("text", "code", "shown"), [("Is it clear and short?", 1, "compound"), ("Is it clear?", 0, "nothing found")])

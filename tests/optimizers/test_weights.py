@@ -210,15 +210,37 @@ def test_what_llama_cpp_could_not_serve_is_not_kept(embedded: str, tmp_path: Pat
         (MemoryError(), "memory ran out: lower --micro"),
         (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), "memory ran out: lower --micro"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), "memory ran out"),
-        (OSError(errno.ENOSPC, "No space left on device"), "the disk is full.*The last whole checkpoint stands"),
+        (OSError(errno.ENOSPC, "No space left on device"), "the disk is full.*The last whole checkpoint is kept"),
         (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0"), "the disk is full"),
     ],
 )
 def test_what_runs_out_is_named_with_the_knob(failure: Exception, said: str) -> None:
     with pytest.raises(ModelError, match=said), ready():
         raise failure
-    with pytest.raises(RuntimeError, match="another"), ready():
-        raise RuntimeError("another")
+
+
+def test_classes_and_numbers_of_errors_say_what_ran_out() -> None:
+    import torch
+    from safetensors import SafetensorError
+
+    for failure, said in (
+        (torch.OutOfMemoryError("in any words"), "memory ran out"),
+        (OSError(errno.ENOMEM, "in any words"), "memory ran out"),
+        (OSError(errno.EDQUOT, "in any words"), "the disk is full"),
+        (SafetensorError("I/O error: No space left on device (os error 28)"), "the disk is full"),
+        (Exception("No space left on device (os error 28)"), "the disk is full"),  # as tokenizers raises it
+    ):
+        with pytest.raises(ModelError, match=said), ready():
+            raise failure
+    with pytest.raises(ModelError, match="memory ran out"), ready():
+        torch.empty(10**15)  # more than any machine has
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("another"), ValueError("a task about being out of memory"), KeyError("(os error 28)")])
+def test_other_errors_of_a_training_stay_what_they_are(failure: Exception) -> None:
+    with pytest.raises(type(failure)) as raised, ready():
+        raise failure
+    assert raised.value is failure
 
 
 @pytest.mark.slow

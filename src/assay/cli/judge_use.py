@@ -63,11 +63,17 @@ def _spent(data: dict[str, Any]) -> str:
 @_model_options
 def audit_command(judge: str, **values: Any) -> None:
     """Try the ways judges are known to fail on JUDGE. Exit code 1 where it fails one: for your CI."""
+    from assay.errors import ModelError
     from assay.verdicts import audit_judge
 
     (as_json,) = keep(values, "as_json")
     values["cache"] = not values.pop("no_cache")
-    data = audit_judge(judge, progress=Console(), **values)  # type: ignore[arg-type]
+    try:
+        data = audit_judge(judge, progress=Console(), **values)  # type: ignore[arg-type]
+    except ModelError as error:
+        if as_json:
+            print_json({"passed": None, "error": str(error)})
+        raise
     if as_json:
         print_json(data)
     else:

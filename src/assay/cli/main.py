@@ -81,7 +81,7 @@ def main() -> None:
         code = 2 if isinstance(error, wrong_usage) else 1
     except (StopRun, KeyboardInterrupt, click.Abort) as error:
         why = str(error) if isinstance(error, StopRun) else "by the user"
-        print(f"assay: stopped: {why}. What was found so far is kept; --resume goes on from here.", file=sys.stderr)
+        print(f"assay: stopped: {why}. {_how_to_continue(sys.argv[1:])}", file=sys.stderr)
         code = 1 if isinstance(error, BudgetExceeded) else 130
     except BrokenPipeError:
         code = 0
@@ -91,6 +91,20 @@ def main() -> None:
         print(f"assay: {type(error).__name__}: {error} (ASSAY_DEBUG=1 shows where)", file=sys.stderr)
         code = 1
     _leave(code)
+
+
+def _how_to_continue(arguments: list[str]) -> str:
+    """What a command that was stopped leaves, and which of its options continues it."""
+    command: Any = group
+    for argument in arguments:
+        if isinstance(command, click.Group):
+            command = command.get_command(None, argument) or command  # type: ignore[arg-type]
+    options = {option for parameter in command.params for option in parameter.opts}
+    if "--resume" in options:
+        return "What was found so far is kept; --resume continues from here."
+    if "--no-cache" in options and "--no-cache" not in arguments:
+        return "Run the same command again to continue: the answers so far are in the response cache."
+    return "What is in the store is kept."
 
 
 def _leave(code: int) -> None:

@@ -173,22 +173,42 @@ def ready() -> Iterator[None]:
     except AssayError:
         raise
     except Exception as error:  # safetensors and tokenizers raise kinds of their own where a file cannot be written
-        text = str(error)
-        if isinstance(error, MemoryError) or "out of memory" in text.lower() or "can't allocate memory" in text.lower():
-            raise ModelError(
-                "memory ran out: lower --micro, which may change with --resume; then, anew, --max-length and --rank (of sft: --batch to 2 or 1 first)"
-            ) from error
-        if _disk_is_full(error):
-            raise ModelError(f"the disk is full ({text[:200]}). The last whole checkpoint stands: make room, and add --resume") from error
+        match _ran_out(error) or _ran_out_by_text(error):
+            case "memory":
+                raise ModelError(
+                    "memory ran out: lower --micro, which may change with --resume; then, anew, --max-length and --rank (of sft: --batch to 2 or 1 "
+                    "first)"
+                ) from error
+            case "disk":
+                raise ModelError(f"the disk is full ({str(error)[:200]}). The last whole checkpoint is kept: make room, and add --resume") from error
         raise
 
 
-def _disk_is_full(error: BaseException) -> bool:
-    """By its number, or by what the writers in Rust (`os error 28`) and of torch (a file shorter than it should be) say of it."""
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return True
-    text = str(error)
-    return f"os error {errno.ENOSPC}" in text or ("inline_container" in text and "unexpected pos" in text)
+def _ran_out(error: Exception) -> str | None:
+    """`memory` or `disk`, where the error's class or number says that it ran out."""
+    import torch
+
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return "memory"
+    number = error.errno if isinstance(error, OSError) else None
+    return {errno.ENOMEM: "memory", errno.ENOSPC: "disk", errno.EDQUOT: "disk"}.get(number or 0)
+
+
+def _ran_out_by_text(error: Exception) -> str | None:
+    """The same where only the text says it.
+
+    No class or number tells these apart from other failures (torch 2.13, safetensors 0.8): torch's CPU allocator and its file writer raise a
+    bare RuntimeError, a CUDA context that cannot start too, and SafetensorError and tokenizers have the system's error number in their text
+    alone. The text only chooses which advice is added to the error, which is raised either way.
+    """
+    from safetensors import SafetensorError
+
+    if isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "out of memory" in str(error)):
+        return "memory"
+    if isinstance(error, RuntimeError) and "inline_container" in str(error) and "unexpected pos" in str(error):
+        return "disk"
+    from_rust = isinstance(error, SafetensorError) or type(error) is Exception  # tokenizers
+    return "disk" if from_rust and f"os error {errno.ENOSPC}" in str(error) else None
 
 
 def told_agreement(trainer: Any, policy: Policy, adapter: Adapter, prompts: Sequence[Messages], notes: list[str]) -> float | None:
