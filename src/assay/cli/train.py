@@ -81,7 +81,7 @@ def sft(**values: Any) -> None:
     sizes = {"test": size} if size else {}
     if program is not None and not rank():
         read_sft(source, min_quality=values["min_quality"], held_out=values["held_out"], seed=values["seed"])  # refused before a model is asked
-        check_comparison(program, model=values["model"], seed=values["seed"], progress=shown, sizes=sizes, preflight=preflight, **measured)
+        check_comparison(program, model=values["model"], seed=values["seed"], progress=shown, sizes=sizes, preflight=preflight, **measured)  # type: ignore[arg-type]
     data = train_sft(source, name, SFTConfig(**values), resume=resume, progress=shown).to_dict()  # type: ignore[arg-type]
     if rank():  # the first of the processes that train together is the one that speaks
         return
