@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 import assay.judging as judging
 from assay.jobs import load_judge
 from assay.testing import scripted_lm
+from assay.testing.serving import served
 from assay.verdicts import audit_judge, score_rows
 
 CODE = '''
@@ -144,3 +146,44 @@ def test_a_compiled_judge_judges_with_the_model_that_it_was_compiled_with(projec
             score_rows(str(report.artifact), data=str(project / "d.jsonl"), store=project / "b.db", **chosen)
     measured = json.loads((report.artifact / "manifest.json").read_text())["model"]
     assert asked == [measured, measured, "openai/other"]
+
+
+def judging_server() -> tuple[web.Application, list[str]]:
+    """A server that says yes to good texts, and the keys that its calls came with."""
+    keys: list[str] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        keys.append(request.headers.get("Authorization", ""))
+        word = "yes" if "good text" in json.dumps((await request.json())["messages"][-1]) else "no"
+        choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": word}}
+        return web.json_response({"id": "1", "object": "chat.completion", "created": 1, "model": "j", "choices": [choice], "usage": {}})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    return app, keys
+
+
+def test_a_compiled_judge_asks_the_server_that_it_was_compiled_with(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "sk-judge-4712")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    (own, asked), (other, asked_elsewhere) = judging_server(), judging_server()
+    judge, labels, db = f"{project}/mine.py:Plain", str(project / "labels.jsonl"), project / "a.db"
+    with served(own) as address, served(other) as elsewhere:
+        named = {"model": "openai/j", "api_base": f"{address}/v1", "api_key_env": "JUDGE_KEY"}
+        report = judging.compile_judge(judge, labels=labels, optimizer="calibrate", out=project / "artifact", store=db, **named)
+        manifest = (report.artifact / "manifest.json").read_text()
+        assert json.loads(manifest)["api_base"] == f"{address}/v1"
+        assert json.loads(manifest)["api_key_env"] == "JUDGE_KEY"
+        assert "sk-judge-4712" not in "".join(path.read_text() for path in report.artifact.glob("*.*") if path.suffix != ".png")
+        (project / "d.jsonl").write_text('{"output": "a new good text"}\n{"output": "a new poor text"}\n')
+        (project / "c.jsonl").write_text('{"good": "another good text", "bad": "another poor text"}\n')
+        compiled, rows = str(report.artifact), str(project / "d.jsonl")
+        asked.clear()
+        assert score_rows(compiled, data=rows, store=db)["verdicts"] == {"no": 1, "yes": 1}
+        audit_judge(compiled, cases=str(project / "c.jsonl"), store=db)
+        assert len(asked) > 2
+        assert set(asked) == {"Bearer sk-judge-4712"}
+        asked.clear()
+        score_rows(compiled, data=rows, store=db, api_base=f"{elsewhere}/v1", cache=False)
+        assert len(asked_elsewhere) >= 2
+        assert not asked
