@@ -90,4 +90,4 @@ def test_unrecorded_calls_count_against_the_cap(program: str, calls_per_run: int
 def test_a_program_that_asks_no_model_is_not_searched_for_ever(tmp_path: Path) -> None:
     write(tmp_path, NO_CALLS, "")
     report = assay.compile("mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=scripted_lm(lambda _: "{}"), max_search_calls=60, threads=2)
-    assert report.outcome.winner.name == "baseline"
+    assert report.outcome.winner == "baseline"
