@@ -18,7 +18,7 @@ from assay.datasets.tasks import make_task
 from assay.deployment import load_artifact
 from assay.deployment.artifact import check_pinned, check_place, is_artifact, runnable, with_model_of
 from assay.errors import BudgetExceeded, ConfigError, ModelError, ProgramError
-from assay.given import given_lm, given_program
+from assay.given import given_lm, given_program, takes
 from assay.jobs import DEFAULT_MODEL, Job, RunConfig, home_of, keep_artifact, load_rubric, open_job, opened_store, salt_in
 from assay.models import Meter, get_lm
 from assay.models.roles import Endpoint
@@ -29,6 +29,7 @@ from assay.optimizers.reserve import announce_splits, too_few_to_score
 from assay.optimizers.session import Measured
 from assay.preflight import checked
 from assay.programs import load_program, program_inputs, program_version
+from assay.programs.loading import full_name
 from assay.programs.wrapping import as_prediction
 from assay.reprs import Shown
 from assay.rubrics import Rubric
@@ -151,7 +152,7 @@ def predictor(
     Raises:
         AssayError: what was wrong, which rule, what to do.
     """
-    program = str(program)
+    program = full_name(str(program))
     artifact = load_artifact(program) if is_artifact(program) else None
     built: Any = artifact.runnable() if artifact else load_program(program)
     inner = artifact.program if artifact else built
@@ -189,6 +190,7 @@ def predictor(
         yield predict
 
 
+@takes(RunConfig)
 def compile(
     program: Any,
     *,
@@ -298,6 +300,7 @@ def _markdown(report: CompileReport) -> str:
     return compile_markdown(data, program=report.config.program, model=report.config.model, openings=openings_line(data["test_openings"]))
 
 
+@takes(RunConfig)
 def evaluate(
     program: Any,
     *,

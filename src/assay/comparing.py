@@ -9,8 +9,9 @@ import dspy
 
 from assay.api import EvaluationReport, evaluate
 from assay.deployment.artifact import is_artifact, with_model_of
-from assay.given import given_lm
-from assay.jobs import DEFAULT_MODEL
+from assay.errors import ConfigError
+from assay.given import given_lm, takes
+from assay.jobs import DEFAULT_MODEL, RunConfig
 from assay.optimizers import Gain, Progress, paired_gain
 from assay.reprs import Shown
 from assay.rubrics import Rubric
@@ -42,6 +43,7 @@ class CompareReport(Shown):
         return {**sides, "gain": self.gain.to_dict(), "split": self.a.split, "tasks": tasks, **spent, "stopped": self.a.stopped or self.b.stopped}
 
 
+@takes(RunConfig, also=("samples", "resume"))
 def compare(
     a: Any, b: Any, *, rubric: str | Path | Rubric, data: Any, split: str = "val", lm: dspy.LM | None = None, store: str | Path | None = None,
     progress: Progress | None = None, **options: Any,
@@ -54,6 +56,7 @@ def compare(
         split: `test` opens the sealed split, which is counted for each side.
         options: as in `evaluate`.
     Raises:
+        ConfigError: a program is compared with itself.
         AssayError: what was wrong, which rule, what to do.
     """
     job, sides = f"compare-{new_id()[:12]}", [options, options]
@@ -61,6 +64,8 @@ def compare(
     if lm is None and options.get("model") is None:
         artifacts = [one for one in (a, b) if isinstance(one, str | Path) and is_artifact(one)]
         sides = [with_model_of(one if one in artifacts else artifacts[0], options) if artifacts else options for one in (a, b)]
+    if (a is b or (isinstance(a, str | Path) and isinstance(b, str | Path) and str(a) == str(b))) and sides[0] == sides[1]:
+        raise ConfigError(f"a and b are both {a}, with the same model: there is nothing to compare. Score it alone with evaluate")
     first, second = (
         evaluate(one, rubric=rubric, data=data, split=split, lm=lm, store=store, progress=progress, opens_as=job, **side)
         for one, side in zip((a, b), sides, strict=True)

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["compile_markdown", "figure", "percent", "with_interval"]
+__all__ = ["NOTHING_TO_COMPARE", "compile_markdown", "figure", "percent", "type_label", "with_interval"]
+
+NOTHING_TO_COMPARE = "the baseline is the best that was found: there is nothing to compare it with"
 
 
 def figure(value: float | None) -> str:
@@ -13,6 +15,11 @@ def figure(value: float | None) -> str:
 
 def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.0f} %"
+
+
+def type_label(kind: str) -> str:
+    """A row's name for the tasks of a type; tasks without `task_type` are of the type `default`."""
+    return "tasks without a type" if kind == "default" else f"tasks of type {kind}"
 
 
 def with_interval(value: Mapping[str, Any]) -> str:
@@ -32,12 +39,17 @@ def compile_markdown(data: Mapping[str, Any], *, program: str, model: str, openi
     name = program.replace("\\", "/").rpartition("/")[2]
     lines = [f"# {name}", "", f"Compiled with `{data['optimizer']}` for `{model}`. Winner: {data['winner']}.", ""]
     before, after, gain, gate = data["test"]["baseline"], data["test"]["compiled"], data["test"]["gain"], data["gate"]
-    if before and after:
+    if before and after and data["winner"] == "baseline":
+        lines += [f"## Sealed test, {after['n']} tasks", "", f"Score {figure(after['score'])}: {NOTHING_TO_COMPARE}.", ""]
+        lines += [*([openings] if openings else []), ""]
+    elif before and after:
         lines += [f"## Sealed test, {after['n']} tasks", "", "| | baseline | compiled |", "|---|---:|---:|"]
         lines += [f"| score | {figure(before['score'])} | {figure(after['score'])} |"]
         lines += [f"| {name} | {percent(before['criteria'].get(name))} | {percent(after['criteria'].get(name))} |" for name in after["criteria"]]
         if len(after["task_types"]) > 1:
-            lines += [f"| on {kind} | {figure(before['task_types'].get(kind))} | {figure(value)} |" for kind, value in after["task_types"].items()]
+            lines += [
+                f"| {type_label(kind)} | {figure(before['task_types'].get(kind))} | {figure(value)} |" for kind, value in after["task_types"].items()
+            ]
         lines += [f"| {label} | {before[key]} | {after[key]} |" for label, key in (("failed runs", "failed"), ("unscored", "unscored"))]
         lines += [
             f"| {label} | {before[key]:.1f} | {after[key]:.1f} |"

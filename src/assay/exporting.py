@@ -11,7 +11,7 @@ from typing import Any
 import dspy
 
 from assay.errors import BudgetExceeded, ConfigError
-from assay.given import given_lm, given_program
+from assay.given import given_lm, given_program, takes
 from assay.jobs import Job, RunConfig, home_of, load_rubric, open_job
 from assay.models import Meter, ResponseCache, get_lm
 from assay.models.adapters import list_adapters
@@ -116,6 +116,7 @@ class CollectReport(Shown):
         }  # fmt: skip
 
 
+@takes(CollectConfig)
 def collect(
     program: Any,
     *,

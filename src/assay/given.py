@@ -1,22 +1,27 @@
-"""What Python callers may give: programs and models as objects."""
+"""What Python callers may give: programs and models as objects, settings as keywords."""
 
-from collections.abc import MutableMapping
+import dataclasses
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import dspy
 
 from assay.errors import ConfigError
+from assay.programs.loading import full_name
 from assay.programs.wrapping import as_module
 
-__all__ = ["given_lm", "given_program"]
+__all__ = ["given_lm", "given_program", "takes"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def given_program(program: Any) -> Any:
-    """A name, as text where it is a path; or a `dspy.Module`, a function or an agent made into one."""
-    if isinstance(program, str):
-        return program
-    return str(program) if isinstance(program, Path) else as_module(program)
+    """A name, as text and with its class where it is a path; or a `dspy.Module`, a function or an agent made into one."""
+    return full_name(str(program)) if isinstance(program, str | Path) else as_module(program)
 
 
 def given_lm(lm: dspy.LM | None, options: MutableMapping[str, Any]) -> dspy.LM | None:
@@ -30,3 +35,30 @@ def given_lm(lm: dspy.LM | None, options: MutableMapping[str, Any]) -> dspy.LM |
     if lm is not None or options.get("model") is not None:
         return lm
     return dspy.settings.lm
+
+
+def takes(*settings: Any, also: tuple[str, ...] = ()) -> Callable[[_Function], _Function]:
+    """Decorates a function whose `**options` are the fields of dataclasses: any other keyword is a `TypeError` that names the nearest right one.
+
+    Args:
+        also: further keywords that the function hands on.
+    """
+
+    def decorate(function: _Function) -> _Function:
+        own = [p.name for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        known = {*own, *also, *(item.name for one in settings for item in dataclasses.fields(one))}
+
+        @functools.wraps(function)
+        def call(*args: Any, **given: Any) -> Any:
+            if unknown := sorted(given.keys() - known):
+                near = [(name, close[0]) for name in unknown if (close := difflib.get_close_matches(name, known, 1))]
+                hints = ", ".join(f"{right!r} instead of {wrong!r}" for wrong, right in near)
+                raise TypeError(
+                    f"{function.__name__}() got unexpected keywords: {', '.join(unknown)}."
+                    + (f" Did you mean {hints}?" if hints else f" It takes {', '.join(sorted(known))}.")
+                )
+            return function(*args, **given)
+
+        return call  # type: ignore[return-value]
+
+    return decorate

@@ -16,6 +16,7 @@ from assay.datasets.memory import data_spec
 from assay.deployment.artifact import check_place, is_artifact
 from assay.errors import AssayError, BudgetExceeded, ConfigError, DataError, Diverged
 from assay.exporting import collect, export
+from assay.given import takes
 from assay.improvechecks import Trial, check_start, compare_on_gate
 from assay.jobs import RunConfig, home_of, keep_artifact, load_rubric, open_job, pinned
 from assay.models import Meter
@@ -27,6 +28,7 @@ from assay.optimizers.weights.config import PolicyConfig, made_of
 from assay.optimizers.weights.page import interval
 from assay.optimizers.weights.validation import compared
 from assay.optimizers.weights.work import check_free
+from assay.programs.loading import full_name
 from assay.reprs import Shown
 from assay.traces.gates import Gates
 from assay.traces.records import new_id
@@ -61,6 +63,7 @@ class ImproveReport(Shown):
         return {**asdict(self), "artifact": str(self.artifact) if self.artifact else None}
 
 
+@takes(RunConfig)
 def improve(
     program: str,
     *,
@@ -104,7 +107,7 @@ def improve(
     shown, place = progress or Progress(), Path(out) if out else home_of(store) / "artifacts" / name
     check_place(place.resolve())
     settings = dict(sft or {}), dict(grpo or {}), list(retain), watch
-    run = _Improvement(str(program), rubric, data_spec(data), name, folder, store, shown, dict(options), rollouts, *settings)
+    run = _Improvement(full_name(str(program)), rubric, data_spec(data), name, folder, store, shown, dict(options), rollouts, *settings)
     if (finished := run.begin(list(order), resume)) is not None:
         return finished
     run.check_start(order[0])

@@ -19,7 +19,7 @@ from assay.deployment import load_artifact, save_artifact
 from assay.deployment.artifact import check_loads
 from assay.errors import BudgetExceeded, ConfigError, DataError, MissingExtra
 from assay.finished import FinishedRun
-from assay.given import given_lm
+from assay.given import given_lm, takes
 from assay.jobs import CommonConfig, Run, compiled_parts, home_of, load_judge, open_run
 from assay.judges import Cascade, Judge, Jury, PointwiseJudge, load_labels, split_items
 from assay.judges.agreement import Answers
@@ -124,6 +124,7 @@ class JudgeReport(Shown):
         }
 
 
+@takes(JudgeRunConfig)
 def compile_judge(
     judge: str | Judge,
     *,

@@ -14,6 +14,7 @@ from assay.models import count_tokens
 from assay.optimizers import AUTO_SEARCH_CALLS, Progress
 from assay.optimizers.estimate import calls_per_run, price_of
 from assay.optimizers.reserve import forecast_pair, plan_report, too_few_to_score, too_small
+from assay.programs.loading import full_name
 from assay.rubrics import Rubric
 from assay.traces import Store, schema, store_url
 from assay.traces.sealing import resolve_salt
@@ -71,6 +72,7 @@ def plan(
     Raises:
         AssayError: what was wrong, which rule, what to do.
     """
+    program = full_name(program) if isinstance(program, str) else program
     known = {item.name for item in fields(RunConfig)}
     config = RunConfig.of(program, rubric, data, lm, **{name: value for name, value in options.items() if name in known and value is not None})
     config = replace(config, kind=kind, salt=resolve_salt(config.salt, store, artifact=salt_at(program)))

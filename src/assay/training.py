@@ -13,6 +13,7 @@ import dspy
 from assay.api import evaluate
 from assay.datasets import Task
 from assay.errors import ConfigError
+from assay.given import takes
 from assay.jobs import Job, RunConfig, home_of, load_judge, load_rubric, open_job
 from assay.models.roles import is_embedded
 from assay.optimizers import Progress
@@ -24,6 +25,7 @@ from assay.optimizers.weights.policy import PolicyReport, train_policy
 from assay.optimizers.weights.validation import MODES, Bench, compared
 from assay.optimizers.weights.work import rank, world
 from assay.preflight import checked, preflight, preflight_judges
+from assay.programs.loading import full_name
 from assay.rubrics import Rubric
 from assay.traces.records import new_id
 from assay.traces.sealing import Openings
@@ -60,6 +62,7 @@ class _TrainConfig(RunConfig):
     settings: str = ""
 
 
+@takes(PolicyConfig, _TrainConfig)
 def train(
     program: str | dspy.Module,
     *,
@@ -93,6 +96,7 @@ def train(
         AssayError: what was wrong, which rule, what to do.
         Cancelled: a signal came; call again with `resume=True`.
     """
+    program = full_name(program) if isinstance(program, str) else program
     if "temperature" in options.get("parameters", {}):
         raise ConfigError("the agent parameter temperature would have no effect: rollouts are sampled at --temperature")
     shown = (progress or Progress()) if not rank() else Progress()
@@ -154,6 +158,7 @@ def check_comparison(
     Raises:
         AssayError: what was wrong, which rule, what to do.
     """
+    program = full_name(program)
     independent(rubric, options.get("judge_model"), model)
     config = RunConfig.of(program, rubric, data, None, **{**options, "kind": "preflight", "model": model})
     with open_job(config, program=program, rubric=rubric, progress=progress or Progress(), store=store, need=("train", "test")) as job:
@@ -198,6 +203,7 @@ def _title(program: str, data: str, taken: Sequence[str]) -> str:
     return next(name for name in names if name not in taken)
 
 
+@takes(RunConfig)
 def compare(
     program: str, *, rubric: str | Path, data: str, models: tuple[str, str], progress: Progress | None = None, store: str | Path | None = None,
     parameters: Mapping[str, Any] | None = None, on_open: Callable[[Openings], Any] | None = None, **options: Any,
@@ -235,6 +241,7 @@ def compare(
     return found
 
 
+@takes(PolicyConfig)
 def train_offline(
     export: str | Path, *, name: str, algorithm: str = "grpo", resume: bool = False, progress: Progress | None = None, **options: Any
 ) -> PolicyReport:

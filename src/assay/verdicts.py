@@ -19,7 +19,7 @@ from assay.datasets.splits import renamed
 from assay.datasets.tasks import content_hash
 from assay.deployment.artifact import is_artifact, with_model_of
 from assay.errors import BudgetExceeded, ConfigError, ModelError
-from assay.given import given_lm
+from assay.given import given_lm, takes
 from assay.jobs import CommonConfig, load_judge, open_run
 from assay.judges import Item, Judge, ListwiseJudge, PointwiseJudge
 from assay.judges.attacks import load_attacks
@@ -81,6 +81,7 @@ def _at_work(
         yield built, session
 
 
+@takes(_UseConfig)
 def audit_judge(
     judge: str | AnyJudge, *, cases: str | None = None, labels: str | None = None, attack: str | None = None, profile: str | None = None,
     pass_at: float = PASS_AT,
@@ -130,6 +131,7 @@ def _spent(session: Session) -> dict[str, Any]:
     return {"calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated, "tokens": usage.tokens, "cost_usd": usage.cost_usd}
 
 
+@takes(_UseConfig)
 def score_rows(
     judge: str | Judge, *, data: str, out: str | Path | None = None, lm: dspy.LM | None = None, store: str | Path | None = None,
     resume: bool = False, progress: Progress | None = None, **options: Any,
@@ -197,6 +199,7 @@ def _write(path: Path, items: Sequence[Item], judged: Judged, values: Sequence[f
             file.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
 
 
+@takes(_UseConfig)
 def replay_anchors(
     judge: str | Judge, *, anchors: str | Path | None = None, freeze: str | None = None, lm: dspy.LM | None = None,
     store: str | Path | None = None, progress: Progress | None = None, **options: Any,

@@ -93,7 +93,7 @@ def test_a_dataset_of_the_hub_streams_by_name_config_and_split(tmp_path: Path, m
 
 def test_a_missing_input_names_the_columns_there_are(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{"prompt": "q", "answer": "1"}])
-    with pytest.raises(DataError, match=r"input \['question'\] is missing.*--rename"):
+    with pytest.raises(DataError, match=r"input \['question'\] is missing.*rename="):
         load_tasks(path, inputs=["question"])
     assert load_tasks(path, inputs=["question"], rename={"prompt": "question"})[0].inputs == {"question": "q"}
 

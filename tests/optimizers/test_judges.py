@@ -236,7 +236,7 @@ def test_verdicts_that_fail_now_and_then_are_counted_and_left_out(tmp_path: Path
 
 
 def test_a_dead_model_ends_early_and_says_why(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"none of 20 items got a verdict.*down"):
+    with pytest.raises(ModelError, match=r"did not answer the judge .*down"):
         compiled(tmp_path, lambda request: dspy.lm15.ServerError("down"), sizes={"val": 20})
 
 

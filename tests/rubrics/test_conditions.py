@@ -206,7 +206,7 @@ def test_a_file_names_a_condition_and_its_errors_name_the_line(tmp_path: Path) -
     assert with_when.criteria[1].when == "right"
     assert with_when.score({"question": "q", "answer": "a"}, {"answer": LONG}).value == 0.0
     file.write_text(text.replace("WHEN", "wrong"))
-    with pytest.raises(RubricError, match=r"r\.yaml:2: .*when='wrong' names no criterion"):
+    with pytest.raises(RubricError, match=r"r\.yaml:4: .*when='wrong' names no criterion"):
         load_rubric(file)
     file.write_text(text.replace(", when: WHEN", ""))
     assert load_rubric(file).version != with_when.version

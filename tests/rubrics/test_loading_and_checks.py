@@ -125,3 +125,23 @@ def test_the_other_checks() -> None:
     two = make_task({"inputs": {"text": "?"}, "expected": {"a": "1", "b": "2"}})
     assert checks.fields_match(two, {"a": "1", "b": "3"}, None).value == 0.5
     assert checks.fields_match(two, {"a": "1", "b": "3"}, None, all_or_nothing=True).value == 0
+
+
+def test_all_problems_of_a_file_are_named_in_one_go(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(
+        "name: b\ncriterion: 3\ncriteria:\n"
+        "- {name: right, check: exakt, weigth: 2}\n"
+        "- {name: right, check: exact, with: {feld: intent}}\n"
+        "- {name: nice, judge: x, scale: ['no'], scope: middle}\n"
+        "- {name: dear, judge: x, scale: ['no'], when: nosuch}\n"
+        "- {name: a b, check: exact, weight: -1, essential: {cap: 0.5}}\n"
+    )
+    with pytest.raises(RubricError) as caught:
+        load_rubric(tmp_path / "r.yaml")
+    lines = str(caught.value).splitlines()
+    for line, part in (
+        (2, "unknown key 'criterion'"), (4, "unknown key 'weigth'"), (4, "no check is called 'exakt'"), (5, "'right' already"), (5, "'feld'"),
+        (6, "'final' or 'step'"), (7, "at least two"), (7, "when='nosuch' names no criterion"), (8, "letters, digits and underscores"),
+        (8, "a pitfall (weight -1) cannot be essential"),
+    ):  # fmt: skip
+        assert any(f"r.yaml:{line}: " in found and part in found for found in lines), (line, part, lines)

@@ -1,5 +1,6 @@
 """`assay compile`: the main job."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -49,7 +50,7 @@ __all__ = ["command"]
 def command(program: str, **values: Any) -> None:
     """Compile PROGRAM's prompts against a rubric, and report it on a sealed test split.
 
-    PROGRAM is path/to/file.py:Class, package.module:Class, an artifact's folder, or a shipped program (math_qa, classify,
+    PROGRAM is path/to/file.py[:Class], package.module:Class, an artifact's folder, or a shipped program (math_qa, classify,
     extract).
     """
     from assay import api
@@ -75,25 +76,21 @@ def _show(data: dict[str, Any]) -> None:
     from rich.console import Console as Rich
     from rich.table import Table
 
+    from assay.compilereport import NOTHING_TO_COMPARE
+
     rich = Rich(highlight=False)
     before, after, gain = (data["test"][key] for key in ("baseline", "compiled", "gain"))
     if before and after and gain:
+        alone = data["winner"] == "baseline"
+        sides = [after] if alone else [before, after]
         table = Table(title=f"sealed test split, {after['n']} tasks", title_justify="left")
-        for column, justify in (("", "left"), ("baseline", "right"), ("compiled", "right")):
+        for column, justify in (("", "left"), ("baseline", "right"), ("compiled", "right"))[: 1 + len(sides)]:
             table.add_column(column, justify=justify)  # type: ignore[arg-type]
-        table.add_row("score", _number(before["score"]), _number(after["score"]), style="bold")
-        for name in after["criteria"]:
-            table.add_row(f"  {name}", _percent(before["criteria"][name]), _percent(after["criteria"][name]))
-        for kind in after["task_types"] if len(after["task_types"]) > 1 else ():
-            table.add_row(f"  on {kind}", _number(before["task_types"].get(kind)), _number(after["task_types"][kind]))
-        for label, key in (("failed runs", "failed"), ("unscored", "unscored")):
-            table.add_row(label, str(before[key]), str(after[key]))
-        for label, key in (("LM calls a task", "calls_per_task"), ("tokens a task", "tokens_per_task")):
-            table.add_row(label, f"{before[key]:.1f}", f"{after[key]:.1f}")
-        table.add_row("dollars", f"{before['cost_usd']:.4f}", f"{after['cost_usd']:.4f}")
+        for label, *cells, style in _rows(sides):
+            table.add_row(label, *cells, style=style)
         rich.print(table)
         warn_of_failures(rich, after)
-        rich.print(_gain_line(gain), markup=False)
+        rich.print(NOTHING_TO_COMPARE if alone else _gain_line(gain), markup=False)
     say_openings(rich, data["test_openings"])
     gate = data["gate"]
     if gate:
@@ -114,6 +111,23 @@ def _show(data: dict[str, Any]) -> None:
     for note in [*data["notes"], *([f"stopped early: {data['stopped']}; raise the cap and add --resume"] if data["stopped"] else [])]:
         rich.print(f"note: {note}", markup=False)
     rich.print(f"artifact: {data['artifact']}", markup=False, soft_wrap=True)
+
+
+def _rows(sides: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Rows of the table: label, a cell for each side, style."""
+    from assay.compilereport import type_label
+
+    kinds = sides[-1]["task_types"]
+    yield "score", *(_number(side["score"]) for side in sides), "bold"
+    for name in sides[-1]["criteria"]:
+        yield f"  {name}", *(_percent(side["criteria"].get(name)) for side in sides), ""
+    for kind in kinds if len(kinds) > 1 else ():
+        yield f"  {type_label(kind)}", *(_number(side["task_types"].get(kind)) for side in sides), ""
+    for label, key in (("failed runs", "failed"), ("unscored", "unscored")):
+        yield label, *(str(side[key]) for side in sides), ""
+    for label, key in (("LM calls a task", "calls_per_task"), ("tokens a task", "tokens_per_task")):
+        yield label, *(f"{side[key]:.1f}" for side in sides), ""
+    yield "dollars", *(f"{side['cost_usd']:.4f}" for side in sides), ""
 
 
 def _gain_line(gain: dict[str, Any]) -> str:

@@ -60,6 +60,8 @@ def _show(program: str, split: str, data: dict[str, Any]) -> None:
     from rich.console import Console as Rich
     from rich.table import Table
 
+    from assay.compilereport import type_label
+
     result, rich = data["result"], Rich(highlight=False)
     table = Table(title=f"{program} on {split}, {result['n']} tasks", title_justify="left", show_header=False)
     if result["score"] is None:
@@ -69,8 +71,8 @@ def _show(program: str, split: str, data: dict[str, Any]) -> None:
         table.add_row("score", f"{result['score']:.3f}  95 % [{low:.3f}, {high:.3f}]", style="bold")
     for name, mean in result["criteria"].items():
         table.add_row(f"  {name}", "–" if mean is None else f"{100 * mean:.0f} %")
-    for kind, mean in result["task_types"].items():
-        table.add_row(f"  on {kind}", "–" if mean is None else f"{mean:.3f}")
+    for kind, mean in result["task_types"].items() if len(result["task_types"]) > 1 else ():
+        table.add_row(f"  {type_label(kind)}", "–" if mean is None else f"{mean:.3f}")
     table.add_row("failed runs, unscored", f"{result['failed']}, {result['unscored']}")
     table.add_row("LM calls, from the cache", f"{data['calls']}, {data['cached']}")
     table.add_row("tokens, dollars", f"{data['tokens']:,}, {data['cost_usd']:.4f}")

@@ -160,7 +160,9 @@ def _show(data: dict[str, Any]) -> None:
         verdict = "the tuned program replaces the default" if data["replaces"] else "no proof on gate that it is better: keep the default"
         rich.print(f"gate: {_gain(data['gate'])}; tokens {_share(data['gate']['tokens'])}: {verdict}", markup=False)
     settings = ", ".join(f"{name} {in_figures(value)}" for name, value in data["best"].items())
-    rich.print(f"best: {settings}" + (f" ({data['program']})" if len({t["program"] for t in data["history"]}) > 1 else ""), markup=False)
+    level = data["level_with_best"]
+    others = f"; level with {len(level)} other trial{'s' if len(level) > 1 else ''} ({_few(level)}): val does not tell them apart" if level else ""
+    rich.print(f"best: {settings}{others}" + (f" ({data['program']})" if len({t["program"] for t in data["history"]}) > 1 else ""), markup=False)
     if len(data["objectives"]) > 1:
         _show_front(rich, data)
     what = "episodes" if data["method"] == "policy" else "trials"
@@ -176,6 +178,10 @@ def _show(data: dict[str, Any]) -> None:
     rich.print(f"artifact: {data['artifact']}", markup=False, soft_wrap=True)
     if data["page"]:
         rich.print(f"page: {data['page']}", markup=False, soft_wrap=True)
+
+
+def _few(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
 
 
 def _importance(found: dict[str, dict[str, float]]) -> str:

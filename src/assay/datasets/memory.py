@@ -28,13 +28,15 @@ def data_spec(data: Any) -> str:
             inputs (`with_inputs`) are the task's inputs, its other fields the expected outputs, but for `id`, `task_type`, `split` and
             `metadata`.
     Raises:
-        DataError: it is none of these; the message names the first row that is not.
+        DataError: it is none of these, or empty; the message names the first row that is not.
     """
     if isinstance(data, str):
         return data
     if isinstance(data, Path):
         return str(data)
     rows = [_row(row, f"data[{at}]") for at, row in enumerate(_rows(data))]
+    if not rows:
+        raise DataError("data is empty: give at least one row, a dspy.Example or a mapping of fields")
     text = json.dumps(rows, sort_keys=True, ensure_ascii=False, default=str)
     name = f"{PREFIX}{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
     _held[name] = rows

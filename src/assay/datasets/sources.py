@@ -26,7 +26,7 @@ def iter_rows(spec: str) -> Iterator[Row]:
     """Rows of a dataset with the place each one stands.
 
     Args:
-        spec: `path.jsonl`, `.csv`, `.parquet`; `hf:org/name[:config][:split]`; `reasoning_gym:name?size=&seed=&…`;
+        spec: `path.jsonl`, `.csv` (comma, semicolon, tab or bar), `.parquet`; `hf:org/name[:config][:split]`; `reasoning_gym:name?size=&seed=&…`;
             `arithmetic:terms=2-3&digits=2-3&ops=+-*&size=&seed=`.
     Raises:
         DataError: unknown kind, missing file, or a row that cannot be read (file and line are named).
@@ -97,7 +97,7 @@ def _no_constant(name: str) -> float:
 
 def _csv(path: Path) -> Iterator[Row]:
     csv.field_size_limit(_MAX_LINE)
-    reader = csv.DictReader((line for _, line in _lines(path)), delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
+    reader = csv.DictReader((line for _, line in _lines(path)), delimiter=_delimiter(path), strict=True)
     try:
         if twice := sorted(name for name, count in Counter(reader.fieldnames or []).items() if count > 1):
             raise DataError(f"{path}:1: the header has the column {twice[0]!r} twice")
@@ -110,6 +110,16 @@ def _csv(path: Path) -> Iterator[Row]:
             yield where, dict(row)
     except csv.Error as error:
         raise DataError(f"{path}:{reader.line_num}: {error}") from None
+
+
+def _delimiter(path: Path) -> str:
+    """What separates the columns of the header: by the file's ending, unless that finds one column and another separator several."""
+    header = next((line for _, line in _lines(path)), "")
+    usual = "\t" if path.suffix.lower() == ".tsv" else ","
+    for delimiter in (usual, *(other for other in ",;\t|" if other != usual)):
+        if len(next(csv.reader([header], delimiter=delimiter), [])) > 1:
+            return delimiter
+    return usual
 
 
 def _parquet(path: Path) -> Iterator[Row]:

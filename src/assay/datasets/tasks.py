@@ -66,7 +66,8 @@ def make_task(row: Mapping[str, Any], *, where: str = "row", inputs: Collection[
     expected = {name: value for name, value in expected.items() if value is not None}  # null: nobody said what is right
     if inputs is not None and (missing := sorted(set(inputs) - given.keys())):
         raise DataError(
-            f"{where}: the program's input {missing} is missing; the row has {sorted(map(str, row))}. Rename columns with --rename COLUMN=NAME."
+            f"{where}: the program's input {missing} is missing; the row has {sorted(map(str, row))}. Rename columns: rename={{'COLUMN': 'NAME'}}",
+            flag="--rename COLUMN=NAME",
         )
     if not given or all(value is None or value == "" for value in given.values()):
         raise DataError(f"{where}: every input is empty")

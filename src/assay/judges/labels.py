@@ -120,7 +120,8 @@ def make_items(
         if not any(name in shown for name in wanted) or ("output_a" in shown) != ("output_b" in shown):
             raise DataError(
                 f"{where}: what is to be judged must stand in 'output', or in 'output_a' and 'output_b'; the row has {sorted(row)}. Rename a column: "
-                "--rename answer=output"
+                "rename={'answer': 'output'}",
+                flag="--rename answer=output",
             )
         item_id = content_hash(shown)[:16] if _missing(row.get("item_id")) else str(row["item_id"])
         if shown_of.setdefault(item_id, shown) != shown:

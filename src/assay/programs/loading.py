@@ -16,10 +16,10 @@ from assay.programs.agent import Agent, BaseAgent
 from assay.programs.compose import Configured, EnsembleProgram, NearestDemos
 from assay.programs.shipped import Classify, Extract, MathQA
 from assay.programs.wrapping import AgentProgram, FunctionProgram, takes_inputs
-from assay.sourcecode import NoSuchFile, located
+from assay.sourcecode import NoSuchFile, load_source, located
 from assay.sourcefiles import is_own
 
-__all__ = ["SHIPPED", "load_program", "program_class", "program_inputs"]
+__all__ = ["SHIPPED", "full_name", "load_program", "program_class", "program_inputs"]
 
 SHIPPED: dict[str, type[Agent]] = {"math_qa": MathQA, "classify": Classify, "extract": Extract}
 
@@ -34,6 +34,13 @@ def program_class(name: str) -> Any:
         return SHIPPED[name]
     module_name, colon, attribute = name.rpartition(":")
     if not colon:
+        path = Path(name)
+        if path.suffix == ".py":
+            return program_class(full_name(name))
+        if path.is_dir():
+            raise ProgramError(f"the folder {name!r} is no artifact: it has no manifest.json. Name one that `assay compile` wrote, or file.py:Class")
+        if len(path.parts) > 1:
+            raise ProgramError(f"no artifact's folder or program is at {name!r}: there is no such file or folder{_beside(path)}")
         near = difflib.get_close_matches(name, SHIPPED, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ProgramError(f"no program is called {name!r}: give path/to/file.py:Class, package.module:Class, or one of {', '.join(SHIPPED)}.{hint}")
@@ -53,6 +60,44 @@ def program_class(name: str) -> Any:
     return found
 
 
+def full_name(name: str) -> str:
+    """A program's name with its class: `file.py` alone is the only program of that file. Other names as they are.
+
+    Raises:
+        ProgramError: no such file, it cannot be imported, or it has no program, or several.
+    """
+    return f"{name}:{_only_program(Path(name))}" if name.endswith(".py") else name
+
+
+def _only_program(path: Path) -> str:
+    """The one class of a file that is a `dspy.Module` or an agent; base classes of others do not count."""
+    if not path.is_file():
+        raise ProgramError(f"no such file: {path}")
+    try:
+        module = load_source(path)
+    except Exception as error:
+        raise ProgramError(f"{str(path)!r} cannot be imported: {_told(error)}") from error
+    own = [v for v in vars(module).values() if inspect.isclass(v) and v.__module__ == module.__name__ and not inspect.isabstract(v)]
+    programs = [v for v in own if issubclass(v, dspy.Module) or _is_agent_class(v)]
+    names = [one.__name__ for one in programs if not any(issubclass(other, one) and other is not one for other in programs)]
+    if not names:
+        raise ProgramError(f"{path} has no program: no class in it is a dspy.Module or an agent with execute and set_parameters")
+    if len(names) > 1:
+        raise ProgramError(f"{path} has several programs, so say which: {', '.join(f'{path}:{name}' for name in names)}")
+    return names[0]
+
+
+def _is_agent_class(found: type) -> bool:
+    return all(callable(getattr(found, name, None)) for name in ("execute", "set_parameters"))
+
+
+def _beside(path: Path) -> str:
+    """A name beside a missing one that is much like it."""
+    there = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, there, 1)
+    return f". Did you mean {str(path.parent / near[0])!r}?" if near else ""
+
+
 def _told(error: Exception) -> str:
     """The error, and the line of the user's own file that raised it."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_own(Path(f.filename))]
@@ -69,6 +114,7 @@ def load_program(name: str, *, tasks: Sequence[Task] = (), config: dict[str, Any
     Raises:
         ProgramError: it cannot be found or built, or is no `dspy.Module`.
     """
+    name = full_name(name)
     found = program_class(name)
     try:
         if isinstance(found, dspy.Module):

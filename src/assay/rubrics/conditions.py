@@ -5,13 +5,13 @@ advantage within the group, hard tasks then teach a model to think less. Under `
 """
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from assay.errors import RubricError
 from assay.rubrics.criteria import Criterion
 from assay.traces.records import Verdict
 
-__all__ = ["check_conditions", "condition"]
+__all__ = ["check_conditions", "condition", "no_such_condition"]
 
 
 def check_conditions(rubric: str, criteria: Sequence[Criterion]) -> dict[str, Criterion]:
@@ -28,9 +28,7 @@ def check_conditions(rubric: str, criteria: Sequence[Criterion]) -> dict[str, Cr
         where = f"rubric {rubric!r}: criterion {c.name!r}: when={c.when!r}"
         gate = by_name.get(c.when)
         if gate is None:
-            near = difflib.get_close_matches(c.when, by_name, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise RubricError(f"{where} names no criterion of the rubric; there are {', '.join(by_name)}.{hint}")
+            raise RubricError(f"rubric {rubric!r}: {no_such_condition(c.name, c.when, by_name)}")
         if gate.weight < 0:
             raise RubricError(f"{where} is a pitfall (weight {gate.weight:g}), which does not pass; name a criterion with a weight of at least 0")
         if c.scope == "final" and gate.scope == "step":
@@ -46,6 +44,13 @@ def _refuse_circle(where: str, c: Criterion, by_name: dict[str, Criterion]) -> N
         at = by_name.get(at.when)
     if at is not None and at.name == c.name:
         raise RubricError(f"{where} waits for itself ({' -> '.join([*path, c.name])}); remove one of them")
+
+
+def no_such_condition(name: str, when: str, names: Iterable[str]) -> str:
+    """That a criterion waits for one that is not there."""
+    near = difflib.get_close_matches(when, list(names), 1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"criterion {name!r}: when={when!r} names no criterion of the rubric; there are {', '.join(names)}.{hint}"
 
 
 def condition(criterion: Criterion, gate: Criterion, verdict: Verdict) -> Verdict | None:

@@ -4,7 +4,7 @@ import functools
 import hashlib
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ __all__ = ["PASS_AT", "SCALE_KINDS", "Check", "Criterion", "Essential", "Failed"
 SCALE_KINDS = ("ordinal", "nominal", "numeric")
 
 PASS_AT = 0.5  # the grade from which a criterion that is not essential has passed
+_NOT_RISING = "a numeric judge scale must be rising numbers, found {!r}"
 _HEAVIEST = 1e9  # weights beyond it would overflow the sum
 
 
@@ -97,18 +98,22 @@ class JudgeSpec:
     use: str = ""
 
     def __post_init__(self) -> None:
+        if problems := list(self._problems()):
+            raise RubricError("; ".join(problems))
+
+    def _problems(self) -> Iterator[str]:
         if not self.text.strip() and not self.use:
-            raise RubricError("a judge's text must say what to judge")
+            yield "a judge's text must say what to judge"
         if self.kind not in SCALE_KINDS:
-            raise RubricError(f"judge kind={self.kind!r} must be one of {', '.join(SCALE_KINDS)}")
-        if self.kind == "numeric" and (self.steps != sorted(set(self.steps)) or not all(map(math.isfinite, self.steps))):
-            raise RubricError(f"a numeric judge scale must be rising numbers, found {list(self.scale)!r}")
+            yield f"judge kind={self.kind!r} must be one of {', '.join(SCALE_KINDS)}"
+        if self.kind == "numeric" and not _rises(self.scale):
+            yield _NOT_RISING.format(list(self.scale))
         if self.grades and (set(self.grades) != set(self.scale) or not all(0 <= grade <= 1 for grade in self.grades.values())):
-            raise RubricError(f"judge grades {dict(self.grades)!r} must give each word of {list(self.scale)!r} a number between 0 and 1")
+            yield f"judge grades {dict(self.grades)!r} must give each word of {list(self.scale)!r} a number between 0 and 1"
         if len(self.scale) < 2 or len({word.casefold() for word in self.scale}) != len(self.scale):
-            raise RubricError(f"judge scale {list(self.scale)!r} needs at least two different words, from worst to best")
+            yield f"judge scale {list(self.scale)!r} needs at least two different words, from worst to best"
         if unknown := sorted(set(self.anchors) - set(self.scale)):
-            raise RubricError(f"judge anchors {unknown!r} are not on the scale {list(self.scale)!r}")
+            yield f"judge anchors {unknown!r} are not on the scale {list(self.scale)!r}"
 
     @property
     def steps(self) -> list[float]:
@@ -122,7 +127,7 @@ class JudgeSpec:
         try:
             return [float(word) for word in self.scale]
         except ValueError:
-            raise RubricError(f"a numeric judge scale must be rising numbers, found {list(self.scale)!r}") from None
+            raise RubricError(_NOT_RISING.format(list(self.scale))) from None
 
     @property
     def graded(self) -> bool:
@@ -165,38 +170,40 @@ class Criterion:
     source: str = ""  # dotted path of the check, as written
 
     def __post_init__(self) -> None:
-        if not self.name.isidentifier():
-            raise RubricError(f"criterion name {self.name!r} must be a word of letters, digits and underscores")
-        if not abs(self.weight) <= _HEAVIEST:
-            raise RubricError(f"criterion {self.name!r}: weight={self.weight!r} must be a finite number between -1e9 and 1e9")
-        if self.scope not in ("final", "step"):
-            raise RubricError(f"criterion {self.name!r}: scope={self.scope!r} must be 'final' or 'step'")
-        if (self.check is None) == (self.judge is None):
-            raise RubricError(f"criterion {self.name!r} needs exactly one of check and judge")
-        if self.judge is not None and not self.judge.use and not self.judge.graded:
-            raise RubricError(f"criterion {self.name!r}: its judge's scale is nominal; say what each word is worth in grades")
-        if self.scope == "step" and (self.essential is not None or self.judge is not None):
-            raise RubricError(f"criterion {self.name!r}: a step criterion is a check, and cannot be essential")
-        if self.essential is not None and self.weight < 0:
-            raise RubricError(f"criterion {self.name!r}: a pitfall (weight {self.weight:g}) cannot be essential")
-        if self.check is not None:
-            self._fit_arguments(self.check)
+        if problems := list(self._problems()):
+            raise RubricError("; ".join(f"criterion {self.name!r}: {problem}" for problem in problems))
 
-    def _fit_arguments(self, check: Check) -> None:
+    def _problems(self) -> Iterator[str]:
+        if not self.name.isidentifier():
+            yield "the name must be a word of letters, digits and underscores"
+        if not abs(self.weight) <= _HEAVIEST:
+            yield f"weight={self.weight!r} must be a finite number between -1e9 and 1e9"
+        if self.scope not in ("final", "step"):
+            yield f"scope={self.scope!r} must be 'final' or 'step'"
+        if (self.check is None) == (self.judge is None):
+            yield "it needs exactly one of check and judge"
+        if self.judge is not None and not self.judge.use and not self.judge.graded:
+            yield "its judge's scale is nominal; say what each word is worth in grades"
+        if self.scope == "step" and (self.essential is not None or self.judge is not None):
+            yield "a step criterion is a check, and cannot be essential"
+        if self.essential is not None and self.weight < 0:
+            yield f"a pitfall (weight {self.weight:g}) cannot be essential"
+        if self.check is not None and (wrong := self._unfit_arguments(self.check)):
+            yield wrong
+
+    def _unfit_arguments(self, check: Check) -> str:
+        """What is wrong with the arguments; empty where nothing is."""
         try:
             inspect.signature(check).bind(None, None, None, **self.arguments)
         except TypeError as error:
-            raise RubricError(
-                f"criterion {self.name!r}: check {self.source or check!r} cannot be called as "
-                f"check(task, prediction, rollout, **{dict(self.arguments)!r}): {error}"
-            ) from None
+            return f"check {self.source or check!r} cannot be called as check(task, prediction, rollout, **{dict(self.arguments)!r}): {error}"
         except ValueError:
             pass  # a builtin without a signature: the call will tell
         try:
             getattr(check, "arguments_rule", dict)(**self.arguments)
         except Exception as error:
-            why = str(error).splitlines()[0]
-            raise RubricError(f"criterion {self.name!r}: {self.source or check!r} with {dict(self.arguments)!r}: {why}") from None
+            return f"{self.source or check!r} with {dict(self.arguments)!r}: {str(error).splitlines()[0]}"
+        return ""
 
     def passed(self, value: float) -> bool:
         """Whether a grade passes: at least `pass_at` of an essential criterion, at least 0.5 of any other."""
@@ -215,6 +222,14 @@ class Criterion:
         if self.when:
             entry["when"] = self.when
         return entry
+
+
+def _rises(scale: Sequence[str]) -> bool:
+    try:
+        steps = [float(word) for word in scale]
+    except ValueError:
+        return False
+    return steps == sorted(set(steps)) and all(map(math.isfinite, steps))
 
 
 def _content_hash(use: str) -> str:

@@ -2,7 +2,8 @@
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -12,6 +13,7 @@ import yaml
 
 from assay.errors import RubricError
 from assay.rubrics import checks, steps
+from assay.rubrics.conditions import no_such_condition
 from assay.rubrics.criteria import Check, Criterion, Essential, JudgeSpec
 from assay.rubrics.formats import read_foreign
 from assay.rubrics.rubric import STEP_CAP, Resolver, Rubric
@@ -91,6 +93,10 @@ class _RubricFile(StrictModel):
     criteria: list[_CriterionFile] = pydantic.Field(min_length=1)
 
 
+_CRITERION_KEYS = {name for key, field in _CriterionFile.model_fields.items() for name in (key, field.alias) if name}
+_WHAT = "a rubric is a mapping with 'name' and 'criteria'"
+
+
 def rubric_schema() -> dict[str, Any]:
     """JSON schema of a rubric file, for editors."""
     return _RubricFile.model_json_schema(by_alias=True)
@@ -110,22 +116,43 @@ def load_rubric(source: str | Path, *, resolver: Resolver | None = None) -> Rubr
     if Path(source).suffix.lower() in (".toml", ".json"):
         return read_foreign(Path(source), resolver=resolver)
     text, shown, folder = _read(str(source))
-    parsed, node = parse_yaml(text, shown, _RubricFile, "a rubric is a mapping with 'name' and 'criteria'")
-    criteria: dict[str, Criterion] = {}
-    problems = []
-    for index, entry in enumerate(parsed.criteria):
+    data, node = _mapping(text, shown, _WHAT)
+    parsed, problems = _validated(data, node, shown, _RubricFile)
+    entries = parsed.criteria if parsed is not None else _valid_entries(data)
+    criteria: list[Criterion] = []
+    names = Counter(entry.name for entry in entries if entry is not None)
+    for index, entry in enumerate(entries):
+        if entry is None:
+            continue
+        where = f"{shown}:{_line(node, ('criteria', index))}"
+        wrong = [no_such_condition(entry.name, entry.when, names)] if entry.when and entry.when not in names else []
+        if names[entry.name] > 1 and any(other is not None and other.name == entry.name for other in entries[:index]):
+            wrong.append(f"there is a criterion {entry.name!r} already")
         try:
-            if entry.name in criteria:
-                raise RubricError(f"there is a criterion {entry.name!r} already")
-            criteria[entry.name] = _criterion(entry, folder)
+            criteria.append(_criterion(entry, folder))
         except RubricError as error:
-            problems.append(f"{shown}:{_line(node, ('criteria', index))}: {error}")
-    if problems:
+            wrong += str(error).split("\n")
+        problems += [f"{where}: {problem}" for problem in wrong]
+    if problems or parsed is None:
         raise RubricError("\n".join(problems))
     try:
-        return Rubric(parsed.name, list(criteria.values()), step_cap=parsed.step_cap, resolver=resolver, judging=parsed.judging)
+        return Rubric(parsed.name, criteria, step_cap=parsed.step_cap, resolver=resolver, judging=parsed.judging)
     except RubricError as error:
         raise RubricError(f"{shown}:{_line(node, ('criteria',))}: {error}") from None
+
+
+def _valid_entries(data: Mapping[str, Any]) -> list[_CriterionFile | None]:
+    """The criteria of a file that is wrong elsewhere, unknown keys left out: their own problems are told in the same go. None where an entry
+    cannot be read."""
+    listed = data.get("criteria")
+    found: list[_CriterionFile | None] = []
+    for entry in listed if isinstance(listed, list) else []:
+        known = {key: value for key, value in entry.items() if key in _CRITERION_KEYS} if isinstance(entry, dict) else None
+        try:
+            found.append(None if known is None else _CriterionFile.model_validate(known))
+        except pydantic.ValidationError:
+            found.append(None)
+    return found
 
 
 def parse_yaml(text: str, shown: str, model: type[Model], what: str) -> tuple[Model, yaml.Node | None]:
@@ -134,6 +161,15 @@ def parse_yaml(text: str, shown: str, model: type[Model], what: str) -> tuple[Mo
     Raises:
         RubricError: not YAML, an unknown or repeated key, a wrong value; each with its line.
     """
+    data, node = _mapping(text, shown, what)
+    parsed, problems = _validated(data, node, shown, model)
+    if problems or parsed is None:
+        raise RubricError("\n".join(problems))
+    return parsed, node
+
+
+def _mapping(text: str, shown: str, what: str) -> tuple[dict[str, Any], yaml.Node | None]:
+    """A file's content as it is written, and its nodes."""
     try:
         node = yaml.compose(text, Loader=_Loader)
         data = yaml.load(text, Loader=_Loader)
@@ -141,13 +177,16 @@ def parse_yaml(text: str, shown: str, model: type[Model], what: str) -> tuple[Mo
         raise RubricError(f"{shown}: not YAML: {error}") from None
     if not isinstance(data, dict):
         raise RubricError(f"{shown}:1: {what}, found {type(data).__name__}")
+    return data, node
+
+
+def _validated(data: dict[str, Any], node: yaml.Node | None, shown: str, model: type[Model]) -> tuple[Model | None, list[str]]:
+    """The content by its model, None where it does not fit, and all that is wrong with it, each with its line."""
+    problems = [f"{shown}:{line}: the key {key!r} stands here a second time" for key, line in _twice(node)]
     try:
-        parsed = model.model_validate(data)
+        return model.model_validate(data), problems
     except pydantic.ValidationError as error:
-        raise RubricError("\n".join(_explain(shown, node, problem, model) for problem in error.errors())) from None
-    if twice := list(_twice(node)):
-        raise RubricError("\n".join(f"{shown}:{line}: the key {key!r} stands here a second time" for key, line in twice))
-    return parsed, node
+        return None, [*(_explain(shown, node, problem, model) for problem in error.errors()), *problems]
 
 
 def _read(source: str) -> tuple[str, str, Path | None]:
@@ -167,27 +206,53 @@ def _read(source: str) -> tuple[str, str, Path | None]:
 
 
 def _criterion(entry: _CriterionFile, folder: Path | None) -> Criterion:
-    judge = None
+    """The criterion of an entry.
+
+    Raises:
+        RubricError: what is wrong with it, a line a problem.
+    """
+    problems: list[str] = []
+    judge, check = None, None
+    try:
+        judge = _judge_of(entry, folder)
+    except RubricError as error:
+        problems.append(f"criterion {entry.name!r}: {error}")
+    try:
+        check = None if entry.check is None else import_check(entry.check, folder)
+    except RubricError as error:
+        problems.append(str(error))
+    unread = bool(problems)  # what could not be read is stood for by something that fits, so that the rest is checked too
+    try:
+        made = Criterion(
+            name=entry.name, weight=entry.weight, scope=entry.scope,
+            check=_fitting if check is None and entry.check is not None else check,
+            judge=JudgeSpec(text="?") if judge is None and entry.judge is not None else judge,
+            arguments=entry.with_,
+            essential=None if entry.essential is None else Essential(pass_at=entry.essential.pass_at, cap=entry.essential.cap),
+            when=entry.when, source=entry.check or "",
+        )  # fmt: skip
+    except RubricError as error:
+        raise RubricError("\n".join([*problems, str(error)])) from None
+    if unread:
+        raise RubricError("\n".join(problems))
+    return made
+
+
+def _fitting(*_: Any, **__: Any) -> None:
+    """Takes any arguments."""
+
+
+def _judge_of(entry: _CriterionFile, folder: Path | None) -> JudgeSpec | None:
+    beside = entry.scale is not None or entry.anchors is not None
     if isinstance(entry.judge, JudgeFile):
-        if entry.scale is not None or entry.anchors is not None:
-            raise RubricError(f"criterion {entry.name!r}: give scale and anchors inside judge, or beside its text, not both")
-        judge = _beside(entry.judge, folder).spec()
-    elif entry.judge is not None:
-        scale = tuple(entry.scale) if entry.scale is not None else ("no", "yes")
-        judge = JudgeSpec(text=entry.judge, scale=scale, anchors=entry.anchors or {})
-    elif entry.scale is not None or entry.anchors is not None:
-        raise RubricError(f"criterion {entry.name!r}: scale and anchors go with a judge; a check has none")
-    return Criterion(
-        name=entry.name,
-        weight=entry.weight,
-        scope=entry.scope,
-        check=None if entry.check is None else import_check(entry.check, folder),
-        judge=judge,
-        arguments=entry.with_,
-        essential=None if entry.essential is None else Essential(pass_at=entry.essential.pass_at, cap=entry.essential.cap),
-        when=entry.when,
-        source=entry.check or "",
-    )
+        if beside:
+            raise RubricError("give scale and anchors inside judge, or beside its text, not both")
+        return _beside(entry.judge, folder).spec()
+    if entry.judge is not None:
+        return JudgeSpec(text=entry.judge, scale=tuple(entry.scale) if entry.scale is not None else ("no", "yes"), anchors=entry.anchors or {})
+    if beside:
+        raise RubricError("scale and anchors go with a judge; a check has none")
+    return None
 
 
 def _beside(judge: JudgeFile, folder: Path | None) -> JudgeFile:

@@ -8,7 +8,7 @@ from typing import Any
 import dspy
 
 from assay.errors import ConfigError, MissingExtra
-from assay.given import given_lm, given_program
+from assay.given import given_lm, given_program, takes
 from assay.jobs import home_of, open_job, salt_at
 from assay.models import Meter
 from assay.optimizers import Progress
@@ -51,6 +51,7 @@ class ImpactReport(Shown):
         }  # fmt: skip
 
 
+@takes(TuneConfig)
 def parameter_impact(
     program: Any,
     *,

@@ -53,6 +53,7 @@ class TuneReport(Shown):
             "importance": self.importance,
             "method": self.config.method,
             "best": self.best,
+            "level_with_best": found.level,
             "program": found.best.point.program,
             "trials": len(states),
             "complete": states.count("complete"),

@@ -11,7 +11,7 @@ from assay.anchors import replay_of_rubric
 from assay.datasets import Task
 from assay.deployment.artifact import check_place, is_artifact
 from assay.errors import BudgetExceeded, ConfigError, MissingExtra
-from assay.given import given_lm, given_program
+from assay.given import given_lm, given_program, takes
 from assay.jobs import Job, home_of, keep_artifact, open_job, salt_at
 from assay.optimizers import Progress, Student
 from assay.optimizers.comparison import Comparison, compare, ended_early
@@ -28,7 +28,7 @@ from assay.traces import shown_url
 from assay.traces.sealing import resolve_salt
 from assay.tuning.config import TuneConfig
 from assay.tuning.report import TuneReport, as_page, cheaper
-from assay.tuning.study import arena_of, facts_of, space_of, storage_of, student_at, study_of
+from assay.tuning.study import arena_of, default_of, facts_of, space_of, storage_of, student_at, study_of
 from assay.tuning.workers import helped
 
 __all__ = ["tune"]
@@ -36,6 +36,7 @@ __all__ = ["tune"]
 _SIDES = ("default", "tuned")
 
 
+@takes(TuneConfig)
 def tune(
     program: Any,
     *,
@@ -118,7 +119,7 @@ def _tuned(job: Job, config: TuneConfig, shown: Progress, store: str | Path | No
     arena = arena_of(job, config, space)
     for split in ("train", "val"):
         job.session.know(getattr(job.splits, split), split)
-    default = Point(space.programs[0], dict(job.student.settings["parameters"]))
+    default = default_of(job, space)
     alarms = replay_of_rubric(job.session.rubric, job.session)
     with job.session.phase("search"):
         if config.method == "policy":

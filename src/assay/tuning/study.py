@@ -12,7 +12,7 @@ from assay.jobs import Job, home_of
 from assay.optimizers import Progress, Student
 from assay.optimizers.parameters import Point, ProgramArena, Space, open_study
 from assay.optimizers.session import acting_parameters
-from assay.programs import RANGES, program_version
+from assay.programs import RANGES, AgentParameters, program_version
 from assay.traces import shown_url, store_url
 from assay.tuning.config import TuneConfig
 
@@ -51,6 +51,15 @@ def student_at(job: Job, point: Point, config: TuneConfig) -> Student:
         student.set_parameters(artifact.settings["parameters"])
     student.set_parameters(point.parameters)
     return student
+
+
+def default_of(job: Job, space: Space) -> Point:
+    """The program as it is. Where it has no temperature of its own: its model's, within the range, else that of an agent."""
+    own, asked = dict(job.student.settings["parameters"]), job.session.lm.kwargs.get("temperature")
+    low, high = RANGES["temperature"]
+    temperature = AgentParameters().temperature if asked is None else min(max(float(asked), low), high)
+    searched = space.searched(space.programs[0])
+    return Point(space.programs[0], {**({"temperature": temperature} if "temperature" in searched else {}), **own})
 
 
 def arena_of(job: Job, config: TuneConfig, space: Space) -> ProgramArena:

@@ -64,6 +64,7 @@ class SearchOutcome:
     task_runs: int
     saved: float
     front: list[int]
+    level: list[int] = field(default_factory=list)  # numbers of the complete trials whose own first objective is level with the best's
     expected: dict[int, float] = field(default_factory=dict)
     walked: dict[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
@@ -321,7 +322,17 @@ def outcome_of(study: "optuna.Study", space: Space, config: SearchConfig, tasks:
     best = _best([trial for trial in complete if len(config.objectives) == 1 or trial.number in front], config, expected)
     saved, notes = 1 - sum(len(t.scores) for t in done) / max(1, tasks * len(done)), _told_apart(best, complete, expected)
     means = {number: found.mean for number, found in expected.items()}
-    return SearchOutcome(best, default, trials, ran, saved, [best.number] if len(config.objectives) == 1 else front, means, notes=notes)
+    return SearchOutcome(
+        best, default, trials, ran, saved, [best.number] if len(config.objectives) == 1 else front, _level_with(best, complete, config),
+        means, notes=notes,
+    )  # fmt: skip
+
+
+def _level_with(best: TrialResult, trials: Sequence[TrialResult], config: SearchConfig) -> list[int]:
+    """Trials that are no worse in what was measured: within 0.01 of the score, equal in any other objective."""
+    slack, own = (_LEVEL if config.objectives[0] == "score" else 0.0), best.values[config.objectives[0]]
+    near = [t.number for t in trials if own is not None and (value := t.values[config.objectives[0]]) is not None and abs(value - own) <= slack]
+    return [number for number in near if number != best.number]
 
 
 def _expected(trials: Sequence[TrialResult], space: Space) -> dict[int, Expected]:
