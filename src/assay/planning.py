@@ -22,6 +22,7 @@ from assay.traces.sealing import resolve_salt
 __all__ = ["Plan", "plan"]
 
 _ANSWER = 40  # tokens of an answer, as long as nothing is known of it
+_LATEST = 1000  # rollouts whose calls tell how long one takes
 _PASSES = 10  # over val, of a search without a cap
 
 
@@ -119,12 +120,13 @@ def _plan(job: Job, kind: str, calls: int, store: str | Path | None, warnings: l
 
 
 def _latency_s(store: str | Path | None, model: str) -> float | None:
-    """Mean seconds of the calls of a model in the store; None where there are none."""
+    """Mean seconds of the calls of a model in the latest rollouts of the store; None where there are none."""
     url = store_url(store)
     if url.startswith("sqlite:///") and not Path(url.removeprefix("sqlite:///")).is_file():
         return None
-    t = schema.transitions
+    r, t = schema.rollouts, schema.transitions
+    latest = sa.select(r.c.id).order_by(r.c.started_at.desc(), r.c.id.desc()).limit(_LATEST).scalar_subquery()  # by its index
+    mean = sa.select(sa.func.avg(t.c.latency_ms)).where(t.c.rollout_id.in_(latest), t.c.model == model, t.c.error.is_(None), t.c.latency_ms > 0)
     with Store(store) as opened, opened.engine.connect() as connection:
-        recent = sa.select(t.c.latency_ms).where(t.c.model == model, t.c.error.is_(None), t.c.latency_ms > 0).limit(1000).subquery()
-        found = connection.execute(sa.select(sa.func.avg(recent.c.latency_ms))).scalar()
+        found = connection.execute(mean).scalar()
     return None if found is None else float(found) / 1000

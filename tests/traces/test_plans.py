@@ -114,3 +114,12 @@ def test_what_a_resumed_run_asks_reads_no_whole_table(filled: Path, plans: list[
         list(store.labels("q"))
     assert len(plans) >= 5
     assert whole(plans) == []
+
+
+@pytest.mark.parametrize("command", ["compile", "evaluate", "tune", "collect"])
+def test_an_estimate_reads_no_whole_table(filled: Path, plans: list[tuple[str, str]], command: str) -> None:
+    data = ["--rubric", "math_qa", "--data", "arithmetic:size=60", "--model", "embedded/smollm2-135m"]
+    done = CliRunner().invoke(group, [command, "math_qa", *data, "--dry-run", "--store", str(filled)])
+    assert done.exit_code == 0, done.output
+    assert any("transitions" in statement for _, statement in plans)
+    assert whole(plans) == []
