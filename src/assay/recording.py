@@ -21,7 +21,7 @@ from assay.datasets import SPLITS, Task
 from assay.datasets.tasks import content_hash
 from assay.errors import AssayError, ConfigError, FailureKind
 from assay.models import LanguageModel, with_recording
-from assay.models.failures import failure_of_program, is_own
+from assay.models.failures import failure_of_run, is_own, unanswered
 from assay.rubrics import Rubric, load_rubric
 from assay.rubrics.criteria import Failed
 from assay.rubrics.scoring import mark_unscored
@@ -134,7 +134,7 @@ def record(
                 try:
                     yield recording
                 except Exception as error:  # of the agent itself, unless the model or this package failed: then it is no score
-                    rollout.failure = failure_of_program(error)
+                    rollout.failure = failure_of_run(error, rollout.transitions) or FailureKind.AGENT
                     own = is_own(rollout.failure) and not isinstance(error, AssayError)
                     rollout.status, rollout.error = "failed" if own else "error", f"{type(error).__name__}: {error}"
                     raise
@@ -152,8 +152,8 @@ def score_rollout(rubric: Rubric, task: Task, rollout: Rollout, recorder: Record
     Args:
         whole: where a final criterion that applies could not be decided, nothing is written and the rollout counts as unscored.
     """
-    if rollout.prediction is None and rollout.status == "done" and rollout.transitions and rollout.transitions[-1].error is not None:
-        rollout.failure = rollout.transitions[-1].failure
+    if rollout.prediction is None and rollout.status == "done" and (broken := unanswered(rollout.transitions)) is not None:
+        rollout.failure = broken
         return math.nan
     failed = Failed(rollout.error or "the agent gave no answer", kind=rollout.failure or FailureKind.AGENT)
     found = rollout.prediction if rollout.status == "done" and rollout.prediction is not None else failed

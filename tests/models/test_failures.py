@@ -1,6 +1,11 @@
 """The kind of a failure follows from the class of the exception, on calls, programs, tools, checks and judges alike."""
 
+import asyncio
+import errno
+import http.client
 import json
+import socket
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,12 +16,12 @@ import litellm
 import openai
 import pytest
 from dspy import lm15
-from dspy.utils.exceptions import ContextWindowExceededError, LMRateLimitError, LMTimeoutError
+from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMRateLimitError, LMTimeoutError
 
 from assay.datasets import Task
 from assay.errors import BudgetExceeded, FailureKind, ModelError
 from assay.models import Meter
-from assay.models.failures import failure_of_call, failure_of_program, is_own
+from assay.models.failures import failure_of_call, failure_of_program, failure_of_run, is_own, unanswered
 from assay.optimizers.session import Session, Student
 from assay.programs.agent import ToolAgent
 from assay.rubrics import Criterion, Rubric
@@ -28,6 +33,11 @@ from assay.traces.selection import Selection, read_groups
 REQUEST = httpx.Request("POST", "http://x/v1")
 
 
+def caused(error: BaseException, cause: BaseException) -> BaseException:
+    error.__cause__ = cause
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "of_call", "of_program"),
     [
@@ -37,12 +47,25 @@ REQUEST = httpx.Request("POST", "http://x/v1")
         (LMTimeoutError("late"), "timeout", "timeout"),
         (litellm.exceptions.Timeout("late", "m", "openai"), "timeout", "timeout"),
         (openai.APITimeoutError(REQUEST), "timeout", "timeout"),
-        (httpx.ReadTimeout("late", request=REQUEST), "timeout", "agent"),
-        (TimeoutError("late"), "timeout", "agent"),
+        (httpx.ReadTimeout("late", request=REQUEST), "timeout", "timeout"),
+        (TimeoutError("late"), "timeout", "timeout"),
         (LMRateLimitError("429"), "model", "model"),
         (openai.APIConnectionError(request=REQUEST), "model", "model"),
         (litellm.exceptions.APIConnectionError("gone", "openai", "m"), "model", "model"),
-        (ConnectionRefusedError("gone"), "model", "agent"),
+        (ConnectionRefusedError("gone"), "model", "model"),
+        (httpx.ConnectError("gone", request=REQUEST), "model", "model"),
+        (socket.gaierror(-2, "Name or service not known"), "model", "model"),
+        (OSError(errno.EHOSTUNREACH, "No route to host"), "model", "model"),
+        (http.client.IncompleteRead(b""), "model", "model"),
+        (ssl.SSLError("handshake"), "model", "model"),
+        (caused(RuntimeError("step 1 failed"), LMRateLimitError("429")), "model", "model"),
+        (caused(RuntimeError("step 1 failed"), LMTimeoutError("late")), "model", "timeout"),
+        (caused(RuntimeError("step 1 failed"), ContextWindowExceededError(message="long")), "model", "context"),
+        (caused(KeyError("x"), ValueError("y")), "model", "agent"),
+        (caused(AdapterParseError("A", dspy.Signature("a -> b"), "no"), LMRateLimitError("429")), "parse", "parse"),
+        (ExceptionGroup("tasks", [ValueError("cancelled"), caused(RuntimeError("x"), LMRateLimitError("429"))]), "model", "model"),
+        (ExceptionGroup("tasks", [ExceptionGroup("more", [ConnectionResetError("gone")])]), "model", "model"),
+        (ExceptionGroup("tasks", [ValueError("x")]), "model", "agent"),
         (ModelError("not pulled"), "model", "model"),
         (BudgetExceeded("cap"), "cap", "cap"),
         (KeyboardInterrupt(), "cap", "cap"),
@@ -122,6 +145,117 @@ def test_a_rollout_and_its_call_are_stored_with_their_kind(
             (episode,) = next(iter(read_groups(store, Selection(), set())))
             expected = {"parse": "parse", "context": "error"}.get(rollout or "")
             assert episode.turns[-1].problem(episode.rollout, True) == expected
+
+
+class Wrapping(dspy.Module):
+    """Programs that do not let the exception of their model's client through as it is."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.ask, self.how = dspy.Predict("question -> answer"), how
+
+    def forward(self, question: str) -> Any:
+        return getattr(self, self.how)(question)
+
+    def raised(self, question: str) -> Any:
+        try:
+            return self.ask(question=question)
+        except Exception as error:
+            raise RuntimeError("step 1 failed") from error
+
+    def hidden(self, question: str) -> Any:
+        failed = False
+        try:
+            return self.ask(question=question)
+        except Exception:
+            failed = True
+        raise KeyError(f"no answer: {failed}")
+
+    def emptied(self, question: str) -> Any:
+        try:
+            return self.ask(question=question)
+        except Exception:
+            return dspy.Prediction(answer="")
+
+    def fallback(self, question: str) -> Any:
+        try:
+            return self.ask(question=question)
+        except Exception:
+            return dspy.Prediction(answer="I do not know")
+
+    def parallel(self, question: str) -> Any:
+        run = dspy.Parallel(num_threads=2, disable_progress_bar=True)
+        return run([(self.ask, dspy.Example(question=f"{question} {n}").with_inputs("question")) for n in range(2)])[0]
+
+    def counted(self, question: str) -> Any:
+        run = dspy.Parallel(num_threads=2, disable_progress_bar=True, max_errors=1)
+        return run([(self.ask, dspy.Example(question=f"{question} {n}").with_inputs("question")) for n in range(2)])[0]
+
+    def grouped(self, question: str) -> Any:
+        async def both() -> Any:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self.ask.acall(question=f"{question} {n}")) for n in range(2)]
+            return tasks[0].result()
+
+        return asyncio.run(both())
+
+
+def scored(how: str, script: Any) -> Rollout:
+    recorder, task = Recorder(), Task(id="t", inputs={"question": "2+2?"}, expected={"answer": "4"})
+    session = Session(
+        lm=scripted_lm(script, observers=[recorder.observe]), rubric=Rubric("r", [Criterion(name="c", check=always)]), recorder=recorder,
+        meter=Meter(), program_name="p",
+    )  # fmt: skip
+    session.know([task], "train")
+    with session.context():
+        rollout = Student(Wrapping(how), session)(**task.inputs)._rollout
+    assert isinstance(rollout, Rollout)
+    return rollout
+
+
+@pytest.mark.parametrize("how", ["raised", "hidden", "emptied", "parallel", "counted", "grouped"])
+def test_a_dead_server_is_never_a_score_whatever_the_program_makes_of_the_error(how: str) -> None:
+    found = scored(how, lambda request: LMRateLimitError("503"))
+    assert (found.status, found.score, found.failure) == ("error", None, "model")
+    if how != "counted":  # DSPy's Parallel stops at its number of errors, whatever they were
+        unparsed = scored(how, lambda request: "no section at all")
+        assert (unparsed.status, unparsed.score) in (("failed", 0.0), ("done", 0.0)), "its own failure stays a score of 0"
+
+
+def test_a_program_that_answers_all_the_same_is_scored() -> None:
+    found = scored("fallback", lambda request: LMRateLimitError("503"))
+    assert (found.status, found.score, found.failure) == ("done", 1.0, None)
+
+
+def test_a_failed_call_that_was_made_again_and_answered_does_not_excuse_the_program() -> None:
+    class Call:
+        def __init__(self, began: float, failure: FailureKind | None = None) -> None:
+            self.started_at, self.latency_ms, self.failure, self.error = began, 1000.0, failure, "x" if failure else None
+
+    model, context = FailureKind.MODEL, FailureKind.CONTEXT
+    assert unanswered([Call(1, model)]) is model
+    assert unanswered([Call(1, model), Call(3)]) is None, "made again, and answered"
+    assert unanswered([Call(1, model), Call(1.5)]) is model, "both at once"
+    assert unanswered([Call(1), Call(3, context)]) is None, "too long a prompt is the program's own"
+    assert failure_of_run(KeyError("x"), [Call(1, model), Call(3)]) is FailureKind.AGENT
+
+
+def test_a_connection_that_a_tool_lost_is_the_agents_failure() -> None:
+    def act(found: Any) -> Any:
+        return dspy.Tool(raising(ConnectionError("no such host")), name="look")()
+
+    recorder, task = Recorder(), Task(id="t", inputs={"question": "2+2?"}, expected={"answer": "4"})
+    session = Session(lm=scripted_lm(answer, observers=[recorder.observe]), rubric=Rubric("r", [Criterion(name="c", check=always)]),
+                      recorder=recorder, meter=Meter(), program_name="p")  # fmt: skip
+    session.know([task], "train")
+    with session.context():
+        found = Student(Program(act), session)(**task.inputs)._rollout
+    assert (found.status, found.score) == ("failed", 0.0)
+
+
+def test_a_cap_inside_a_task_group_stops_the_run() -> None:
+    with pytest.raises(BudgetExceeded):
+        scored("grouped", raising(BudgetExceeded("no calls left")))
 
 
 def test_a_tool_that_raises_marks_the_call_it_was_called_after(tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
 """The policy trainer: its rules, its gradient, what it keeps, and agents that break."""
 
+import errno
+import http.client
 import math
+import socket
+import ssl
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from assay.errors import ConfigError, ModelError, ParameterError, ProgramError
+from assay.errors import ConfigError, ModelError, ParameterError, ProgramError, RubricError
 from assay.optimizers.metrics import METRICS
 from assay.optimizers.parameters import RLTrainer, SearchConfig, Space, open_study, search
 from assay.optimizers.parameters.arena import AgentArena
@@ -201,7 +205,32 @@ def first_episode(agent: SyntheticAgent, evaluator: Any = SyntheticAgent.right) 
     return trainer.training_history[0]
 
 
-@pytest.mark.parametrize("error", [ConnectionError, TimeoutError, httpx.ConnectError, dspy.utils.exceptions.LMServerError, ModelError])
+class UnknownHost(socket.gaierror): ...
+
+
+class NoRoute(OSError):
+    def __init__(self, text: str) -> None:
+        super().__init__(errno.EHOSTUNREACH, text)
+
+
+class Wrapped(RuntimeError):
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.__cause__ = ConnectionError(text)
+
+
+class Grouped(ExceptionGroup[Exception]):
+    def __new__(cls, text: str) -> "Grouped":
+        return super().__new__(cls, text, [ConnectionError(text)])
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionError, TimeoutError, httpx.ConnectError, dspy.utils.exceptions.LMServerError, ModelError,
+        UnknownHost, NoRoute, http.client.IncompleteRead, http.client.BadStatusLine, ssl.SSLError, Wrapped, Grouped,
+    ],
+)  # fmt: skip
 def test_a_server_that_is_down_is_unscored_and_no_wrong_answer(error: type[Exception]) -> None:
     agent = Unreliable(tasks=40)
     agent.raises = error
@@ -234,14 +263,39 @@ def test_an_evaluator_that_raises_leaves_the_run_unscored_and_training_goes_on()
     assert "the evaluator: KeyError" in episode["why"]
 
 
+@pytest.mark.parametrize("value", [1.0000001, -0.1, float("inf"), "1"])
+def test_a_malformed_value_leaves_one_run_unscored_and_training_goes_on(value: Any) -> None:
+    def evaluator(task: Any, output: Any) -> dict[str, float]:
+        return {"accuracy": value if task == "task 3" else float(output)}
+
+    episode = first_episode(SyntheticAgent(tasks=10), evaluator)
+    assert episode["unscored"] == 1
+    assert "must be numbers between 0 and 1" in episode["why"]
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, np.bool_, bool])
+def test_an_evaluator_may_give_any_kind_of_number(kind: Any) -> None:
+    plain = first_episode(SyntheticAgent(tasks=10))
+    assert first_episode(SyntheticAgent(tasks=10), lambda task, output: {"accuracy": kind(bool(output))})["metrics"] == plain["metrics"]
+
+
+@pytest.mark.parametrize("given", [{"accuracy": 2.0}, {"accuracy": "1"}, 0.5, None])
+def test_an_evaluator_whose_first_answers_are_all_malformed_is_refused(given: Any) -> None:
+    agent = SyntheticAgent(tasks=10)
+    with pytest.raises(ConfigError, match="metrics"):
+        RLTrainer(agent, lambda task, output: given, agent).train(episodes=2)
+
+
 def test_the_history_survives_what_ends_a_training() -> None:
     agent, calls = SyntheticAgent(tasks=10), iter(range(1000))
 
     def evaluator(task: Any, output: Any) -> dict[str, float]:
-        return {"accuracy": 2.0 if next(calls) > 25 else 1.0}
+        if next(calls) > 25:
+            raise RubricError("no such criterion")
+        return {"accuracy": 1.0}
 
     trainer = RLTrainer(agent, evaluator, agent)
-    with pytest.raises(ConfigError, match="between 0 and 1"):
+    with pytest.raises(RubricError, match="no such criterion"):
         trainer.train(episodes=9)
     assert len(trainer.training_history) == 3
     trainer.reset()

@@ -10,6 +10,7 @@ import dspy
 import pytest
 from dspy.teleprompt import simba
 from dspy.teleprompt.gepa.gepa_utils import DspyAdapter
+from dspy.utils.exceptions import LMServerError
 
 from assay.errors import Unscored
 from assay.rubrics import Criterion, NoGrade, Rubric
@@ -77,6 +78,48 @@ def test_evaluate_without_any_score_is_an_error_that_says_why() -> None:
 
     with pytest.raises(Unscored, match=r"(?s)none of the 15 examples could be scored.*the judge is away"):
         dspy.Evaluate(devset=examples(), metric=rubric(away).metric(), num_threads=1)(Echo())
+
+
+class Failing(Echo):
+    """Its model's server fails for each third task; the program itself raises for task 1."""
+
+    wrap = False
+
+    def forward(self, n: int) -> dspy.Prediction:
+        if n % 3 == 0:
+            error = LMServerError("503")
+            if self.wrap:
+                raise RuntimeError("step 1 failed") from error
+            raise error
+        if n == 1:
+            raise KeyError("x")
+        return super().forward(n=n)
+
+
+def always(task: Any, prediction: Any, rollout: Any) -> float:
+    return 1.0
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+def test_a_failure_of_the_models_server_is_left_out_of_evaluate_and_one_of_the_program_is_not(wrap: bool) -> None:
+    program, metric = Failing(), rubric(always).metric()
+    program.wrap = wrap
+    result = dspy.Evaluate(devset=examples(), metric=metric, num_threads=1)(program)
+    assert result.score == 90.0, "15 tasks, 5 of them unscored, 1 of the other 10 failed"
+    inside = dspy.Evaluate(devset=examples(), metric=lambda example, prediction: metric(example, prediction), num_threads=1)(program)
+    assert inside.score == 90.0
+    own = dspy.Evaluate(devset=examples(), metric=lambda example, prediction: prediction.get("answer") != "no", num_threads=1)(program)
+    assert own.score == pytest.approx(60.0), "of another metric DSPy's own rule: 9 of 15"
+
+
+def test_gepa_and_simba_leave_a_failure_of_the_models_server_out() -> None:
+    adapter = DspyAdapter(student_module=Failing(), metric_fn=rubric(always).metric(), feedback_map={}, num_threads=1)
+    tasks = examples(6)
+    for capture in (False, True):
+        assert adapter.evaluate(tasks, {"say": "Say yes."}, capture_traces=capture).scores == [0.75, 0.0, 1.0, 0.75, 1.0, 1.0], "means of the scored"
+    run = simba.wrap_program(Failing(), rubric(always).metric())
+    assert isinstance(run(tasks[3])["score"], MissingScore)
+    assert (run(tasks[1])["score"], run(tasks[2])["score"]) == (0.0, 1.0)
 
 
 def test_random_search_compares_means_over_scored_tasks() -> None:

@@ -15,7 +15,7 @@ from assay.datasets import Task
 from assay.datasets.tasks import content_hash
 from assay.errors import AssayError, ConfigError, FailureKind
 from assay.models import LanguageModel, Meter, sample_scope
-from assay.models.failures import failure_of_program, is_own
+from assay.models.failures import failure_of_run, is_own, stop_in
 from assay.programs import RANGES, AgentParameters, make_adapter, program_version
 from assay.programs.compose import is_agent
 from assay.programs.wrapping import as_prediction
@@ -223,16 +223,18 @@ class Student(dspy.Module):  # type: ignore[misc]
                 return as_prediction(self.program(**inputs))
         except AssayError:  # a missing package, a setting, the store: the user's to mend, and never a score
             raise
-        except Exception as error:  # of the program, or of whatever client it asks a model with
+        except (Exception, BaseExceptionGroup) as error:  # of the program, or of whatever client it asks a model with
+            if (stop := stop_in(error)) is not None:
+                raise stop from error
             raised, failed = error, self._failure(error, inputs, rollout)
         rollout.status, rollout.error, rollout.failure = ("failed" if failed.own else "error"), failed.reason, failed.kind
         prediction = dspy.Prediction()
         prediction._failed, prediction._error = failed, raised
         return prediction
 
-    def _failure(self, error: Exception, inputs: dict[str, Any], rollout: Rollout) -> Failed:
+    def _failure(self, error: BaseException, inputs: dict[str, Any], rollout: Rollout) -> Failed:
         """What an exception of the program means: its kind decides whether the run scores 0 or is unscored."""
-        kind = failure_of_program(error)
+        kind = failure_of_run(error, rollout.transitions) or FailureKind.AGENT
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, AdapterParseError):
             self._keep_partial(error, inputs)

@@ -47,12 +47,13 @@ class Failed:
     """Stands where a prediction should: the run gave none.
 
     `own` failures (no answer, unparsed output, an exception in the program) score 0. The others (the model's server,
-    the machinery) are nobody's fault and leave the task unscored.
+    the machinery) are nobody's fault and leave the task unscored. `empty`: nothing was raised, and nothing answered.
     """
 
     reason: str
     own: bool = True
     kind: FailureKind = FailureKind.AGENT
+    empty: bool = False
 
 
 def arguments_rule(rule: Callable[..., Any]) -> Callable[[Any], Any]:

@@ -4,6 +4,8 @@ DSPy counts an exception of a metric as the score 0: in `Evaluate`, in MIPROv2's
 batches; ten of them end the run. `protect_dspy` is called where a rubric becomes a metric. From then on `assay.errors.Unscored`,
 which only assay raises, means "no score" there. A metric that never raises it behaves exactly as before.
 
+The same where the program raised because its model's server failed: DSPy would not ask the metric, and count 0.
+
 - `Evaluate`: the score is the mean over the scored tasks; an unscored one stands in `results` as NaN (`MissingScore`) and is no error.
   None scored: `Unscored`.
 - GEPA compares sums over one batch: a missing score takes the task's last known one, else the mean of the batch's others, so that
@@ -21,6 +23,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from assay.errors import Unscored
+from assay.models.failures import failure_of_program, is_own
+from assay.rubrics.criteria import Failed
 
 __all__ = ["MissingScore", "protect_dspy", "protected_call"]
 
@@ -67,6 +71,27 @@ class MissingScore(float):
     __hash__ = float.__hash__
 
 
+def _guarded(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A program, or its forward, that answers a failure of its model's server with a prediction that says so."""
+
+    @functools.wraps(run, updated=())
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        except Exception as error:
+            kind = failure_of_program(error)
+            if is_own(kind):
+                raise
+            import dspy
+
+            prediction = dspy.Prediction()
+            prediction._failed = Failed(f"{type(error).__name__}: {error}", own=False, kind=kind)
+            prediction._broken = error
+            return prediction
+
+    return guarded
+
+
 def protect_dspy() -> None:
     """Puts the protection in place, once in a process."""
     global _installed
@@ -87,18 +112,25 @@ def protect_dspy() -> None:
 
 
 class _Watched:
-    """A metric whose `Unscored` is a `MissingScore`; the reasons are kept."""
+    """A metric whose `Unscored` is a `MissingScore`; the reasons are kept. One that scores a run without an answer, which the model's
+    server broke off, is no such metric: DSPy gets the program's exception."""
 
     def __init__(self, metric: Callable[..., Any]) -> None:
         self.metric, self.reasons = metric, list[str]()
         self.__signature__ = inspect.signature(metric)  # GEPA passes what a metric names
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        broken = next((error for value in args if (error := getattr(value, "_broken", None)) is not None), None)
         try:
-            return self.metric(*args, **kwargs)
+            found = self.metric(*args, **kwargs)
         except Unscored as error:
             self.reasons.append(str(error))
             return MissingScore()
+        except Exception as error:
+            raise broken or error  # noqa: B904
+        if broken is not None and not isinstance(getattr(found, "score", found), MissingScore):
+            raise broken
+        return found
 
     def named(self) -> Callable[..., Any]:
         """The same under the name that DSPy would show: a function's own, else the class's."""
@@ -122,7 +154,7 @@ def protected_call(outer: Callable[..., Any]) -> Callable[..., Any]:
         if used is None:
             return inner(self, program, metric, *args, **kwargs)
         watched = _Watched(used)
-        result = inner(self, program, watched.named(), *args, **kwargs)
+        result = inner(self, _guarded(program), watched.named(), *args, **kwargs)
         if watched.reasons and math.isnan(result.score):
             raise Unscored(f"none of the {len(result.results)} examples could be scored: {watched.reasons[0]}")
         return result
@@ -157,7 +189,7 @@ def _simba_program(wrap: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(wrap)
     def wrapped(program: Any, metric: Callable[..., Any]) -> Any:
-        return wrap(program, _Watched(metric))
+        return wrap(_guarded(program), _Watched(metric))
 
     return wrapped
 
@@ -188,12 +220,25 @@ def _gepa_batch(evaluate: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(evaluate)
     def batch_of(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(self.metric_fn, _Watched):
+            self.build_program = _built(self.build_program)
             self.metric_fn = _Watched(self.metric_fn)
         found = evaluate(self, batch, *args, **kwargs)
         found.scores = _filled(self, [id(example) for example in batch], found.scores)
         return found
 
     return batch_of
+
+
+def _built(build: Callable[..., Any]) -> Callable[..., Any]:
+    """GEPA's candidates, which are copies of the program: it reads their predictors, so the guard is around their forward."""
+
+    @functools.wraps(build)
+    def built(*args: Any, **kwargs: Any) -> Any:
+        program = build(*args, **kwargs)
+        program.forward = _guarded(object.__getattribute__(program, "forward"))
+        return program
+
+    return built
 
 
 def _filled(adapter: Any, keys: Sequence[int], scores: Sequence[Any]) -> list[Any]:

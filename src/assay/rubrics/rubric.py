@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.datasets.tasks import Task, make_task
 from assay.errors import RubricError
-from assay.models.failures import failure_of_program, is_own
+from assay.models.failures import failure_of_program, is_own, unanswered
 from assay.models.scope import sample_scope, spending
 from assay.rubrics.conditions import check_conditions, condition
 from assay.rubrics.criteria import Check, Criterion, Failed, JudgeSpec, NoGrade
@@ -111,7 +111,7 @@ class Rubric:
             rollout: what the recorder saw, for checks that look at tools, steps and tokens.
         """
         task = task if isinstance(task, Task) else make_task(task)
-        failure = _failure(task, prediction)
+        failure = _failure(task, prediction, rollout)
         if failure is not None:
             return self._failed(failure)
         return self._scored(task, fields_of(prediction), rollout, {})
@@ -127,7 +127,7 @@ class Rubric:
         seen = list(rollouts) if rollouts is not None else [None] * len(predictions)
         if len(seen) != len(predictions):
             raise RubricError(f"{len(predictions)} predictions with {len(seen)} rollouts: give one rollout, or None, for each")
-        failures = [_failure(task, prediction) for prediction in predictions]
+        failures = [_failure(task, prediction, run) for prediction, run in zip(predictions, seen, strict=True)]
         alive = [index for index, failure in enumerate(failures) if failure is None]
         fields = {index: fields_of(predictions[index]) for index in alive}
         compared: dict[int, dict[str, Verdict]] = {index: {} for index in alive}
@@ -212,6 +212,7 @@ class Rubric:
             coverage=1.0 if failure.own else 0.0,
             feedback=f"The run failed: {failure.reason}",
             failed=failure.reason,
+            failure=failure.kind,
         )
 
     def step_rewards(self, task: Task, rollout: Rollout) -> list[dict[str, float]]:
@@ -311,9 +312,18 @@ def _verdict_of(criterion: Criterion, answer: Any, cost_usd: float) -> Verdict:
     return verdict
 
 
-def _failure(task: Task, prediction: Any) -> Failed | None:
+def _failure(task: Task, prediction: Any, rollout: Rollout | None) -> Failed | None:
+    """Why a prediction is none. One that is empty because the run's last call failed is the model's failure."""
+    failure = _refused(task, prediction)
+    broken = unanswered(rollout.transitions) if rollout is not None and failure is not None and failure.empty else None
+    if failure is None or broken is None:
+        return failure
+    return Failed(f"{failure.reason}: the last call of the model failed", own=False, kind=broken)
+
+
+def _refused(task: Task, prediction: Any) -> Failed | None:
     if prediction is None:
-        return Failed("the agent gave no answer")
+        return Failed("the agent gave no answer", empty=True)
     if isinstance(prediction, Failed):
         return prediction
     if isinstance(prediction, BaseException):
@@ -324,5 +334,5 @@ def _failure(task: Task, prediction: Any) -> Failed | None:
         return marked
     fields = fields_of(prediction)
     if not fields:
-        return Failed("the prediction has no fields")
-    return Failed("every field of the answer is empty") if _empty(fields) and not _empty(dict(task.expected)) else None
+        return Failed("the prediction has no fields", empty=True)
+    return Failed("every field of the answer is empty", empty=True) if _empty(fields) and not _empty(dict(task.expected)) else None

@@ -29,6 +29,7 @@ class ScoreResult:
     cost_usd: float = 0.0
     feedback: str = ""
     failed: str | None = None
+    failure: FailureKind | None = None  # of a run that failed
     capped_by: tuple[str, ...] = field(default=())
 
     @property
@@ -127,7 +128,10 @@ def combine(criteria: Sequence[Criterion], verdicts: Sequence[Verdict]) -> Score
 
 
 def mark_unscored(rollout: Rollout, criteria: Sequence[Criterion], result: ScoreResult) -> None:
-    """Sets the failure kind of a rollout that ran and has no score: `check` or `judge`, by the first criterion that was not graded."""
+    """Sets the failure kind of a rollout that ran and has no score: `check` or `judge`, by the first criterion that was not graded, or
+    the model's, which then broke the run off."""
+    if rollout.status == "done" and result.failed is not None and not result.scored:
+        rollout.status, rollout.error, rollout.failure = "error", result.failed, result.failure
     kinds = {c.name: FailureKind.JUDGE if c.check is None else FailureKind.CHECK for c in criteria}
     missing = [kinds[v.criterion] for v in result.verdicts if v.scope == "final" and v.grade is None and v.applies and v.criterion in kinds]
     if rollout.status == "done":
@@ -151,6 +155,7 @@ def mean_result(results: Sequence[ScoreResult]) -> ScoreResult:
         cost_usd=math.fsum(result.cost_usd for result in results),
         feedback=results[0].feedback,
         failed=results[0].failed if all(result.failed is not None for result in results) else None,
+        failure=results[0].failure if all(result.failed is not None for result in results) else None,
         capped_by=tuple(dict.fromkeys(name for result in results for name in result.capped_by)),
     )
 

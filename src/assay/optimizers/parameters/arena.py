@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from numbers import Real
 from typing import Any, Protocol
-from urllib.error import URLError
+
+import numpy as np
 
 from assay.errors import AssayError, ConfigError, ModelError, ProgramError, Unscored
 from assay.models.failures import failure_of_program, is_own
@@ -19,7 +21,7 @@ from assay.programs import BaseAgent
 
 __all__ = ["AgentArena", "Arena", "ProgramArena"]
 
-_CLIENTS = ("httpx", "requests", "aiohttp", "urllib3", "grpc", "botocore")  # packages whose own exceptions say that a server failed
+_FIRST = 3  # malformed answers of an evaluator that has given no other, after which training is refused
 AgentEvaluation = Callable[[Any, Any], Mapping[str, float]]
 
 
@@ -71,6 +73,7 @@ class AgentArena:
 
     Args:
         evaluator: `evaluator(task, output)` gives metrics of one run by name, `accuracy` among them, each in [0, 1].
+            An answer that is not leaves the run unscored, and is an error where the first three all are none.
     """
 
     def __init__(self, agent: BaseAgent, evaluator: AgentEvaluation, *, samples: int = 1) -> None:
@@ -81,6 +84,7 @@ class AgentArena:
                 "which its next runs follow"
             )
         self.agent, self.evaluator, self.samples = agent, evaluator, samples
+        self._malformed: int | None = 0  # answers of the evaluator that are none, until the first that is one
 
     def within(self, trial: str) -> AbstractContextManager[None]:
         return nullcontext()
@@ -105,7 +109,7 @@ class AgentArena:
             return replace(run, seconds=time.perf_counter() - clock, error=_words(error))
         except Exception as error:
             failed = replace(run, seconds=time.perf_counter() - clock, error=_words(error))
-            return failed if out_of_reach(error) else replace(failed, score=0.0, metrics={"accuracy": 0.0})
+            return failed if not is_own(failure_of_program(error)) else replace(failed, score=0.0, metrics={"accuracy": 0.0})
         seconds = time.perf_counter() - clock
         try:
             found = self.evaluator(task, output)
@@ -115,7 +119,14 @@ class AgentArena:
             return replace(run, seconds=seconds, answer=output, error=f"the evaluator: {_words(error)}")
         except Exception as error:
             return replace(run, seconds=seconds, answer=output, error=f"the evaluator: {_words(error)}")
-        metrics = _checked(found)
+        wrong = _malformed(found)
+        if wrong is not None:
+            self._malformed = None if self._malformed is None else self._malformed + 1
+            if self._malformed == _FIRST:
+                raise ConfigError(wrong)
+            return replace(run, seconds=seconds, answer=output, error=f"the evaluator: {wrong}")
+        self._malformed = None
+        metrics = {name: None if value is None else float(value) for name, value in found.items()}
         return replace(run, score=metrics.get("accuracy"), seconds=seconds, answer=output, metrics=metrics)
 
 
@@ -125,29 +136,20 @@ def _implements(agent: Any, name: str) -> bool:
     return callable(method) and method is not getattr(BaseAgent, name)
 
 
-def _checked(found: Any) -> dict[str, float]:
+def _malformed(found: Any) -> str | None:
+    """What is wrong with an evaluator's answer; None where nothing is."""
     if not isinstance(found, Mapping):
-        raise ConfigError(f"an evaluator gives metrics by name, such as {{'accuracy': 0.5}}; this one gave {found!r}")
-    metrics = dict(found)
-    wrong = {name: value for name, value in metrics.items() if value is not None and not (isinstance(value, int | float) and _in_range(value))}
-    if wrong:
-        raise ConfigError(f"an evaluator's metrics must be numbers between 0 and 1, and these are not: {wrong}")
-    return metrics
+        return f"an evaluator gives metrics by name, such as {{'accuracy': 0.5}}; this one gave {found!r}"
+    wrong = {name: value for name, value in found.items() if value is not None and not _in_range(value)}
+    return f"an evaluator's metrics must be numbers between 0 and 1, and these are not: {wrong}" if wrong else None
 
 
-def _in_range(value: float) -> bool:
-    return math.isnan(value) or 0 <= value <= 1
+def _in_range(value: Any) -> bool:
+    return isinstance(value, Real | np.bool_) and bool(math.isnan(float(value)) or 0 <= float(value) <= 1)
 
 
 def _words(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
-
-
-def out_of_reach(error: BaseException) -> bool:
-    """Whether an exception of an agent is of a model or server that could not be reached, by its class: no fault of the agent."""
-    if not is_own(failure_of_program(error)) or isinstance(error, ConnectionError | TimeoutError | URLError):
-        return True
-    return any(cls.__module__.partition(".")[0] in _CLIENTS for cls in type(error).__mro__)
 
 
 def task_name(task: Any) -> str:
