@@ -1,13 +1,9 @@
 """What kind of failure an exception is, by its class. Does not read messages, and imports none of the libraries that it knows."""
 
 import errno
-import http.client
-import socket
-import ssl
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
-from urllib.error import URLError
 
 from assay.errors import FailureKind, ModelError, StopRun, Unscored
 
@@ -40,7 +36,15 @@ _TIMEOUTS: tuple[_Class, ...] = (
     ("requests", "Timeout", FailureKind.TIMEOUT),
 )
 # What says that a server was not reached or broke off, whoever called it: of the standard library, and packages whose own exceptions say so.
-_LINES = (ConnectionError, URLError, http.client.HTTPException, socket.gaierror, socket.herror, ssl.SSLError)
+_LINES: tuple[_Class, ...] = (
+    *_TIMEOUTS,
+    ("builtins", "ConnectionError", FailureKind.MODEL),
+    ("urllib.error", "URLError", FailureKind.MODEL),
+    ("http.client", "HTTPException", FailureKind.MODEL),
+    ("socket", "gaierror", FailureKind.MODEL),
+    ("socket", "herror", FailureKind.MODEL),
+    ("ssl", "SSLError", FailureKind.MODEL),
+)
 _ERRNOS = frozenset({errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT})
 _PACKAGES = frozenset({"aiohttp", "botocore", "grpc", "httpcore", "httpx", "requests", "urllib3"})
 
@@ -128,13 +132,9 @@ def _known(error: BaseException, *, lines: bool) -> FailureKind | None:
     kind = _own_kind(error) or _kind(error, _CLIENTS)
     if kind is not None or not lines:
         return kind
-    if isinstance(error, (*_LINES, TimeoutError)) or (isinstance(error, OSError) and error.errno in _ERRNOS) or _of_packages(error):
-        return _kind(error, _TIMEOUTS) or FailureKind.MODEL
-    return None
-
-
-def _of_packages(error: BaseException) -> bool:
-    return any(cls.__module__.partition(".")[0] in _PACKAGES for cls in type(error).__mro__)
+    unreached = isinstance(error, OSError) and error.errno in _ERRNOS
+    packaged = any(cls.__module__.partition(".")[0] in _PACKAGES for cls in type(error).__mro__)
+    return _kind(error, _LINES) or (FailureKind.MODEL if unreached or packaged else None)
 
 
 def _own_kind(error: BaseException) -> FailureKind | None:
