@@ -20,6 +20,7 @@ from typing import Any
 ROUNDS = 9
 ROLLOUTS, TURNS = 75_000, 4  # 300,000 transitions
 TASKS = 200
+EVALUATIONS = 25
 CALLS = 5_000
 
 
@@ -52,7 +53,7 @@ def stats() -> dict[str, Any]:
         return {"cpu_s": spread([cpu_of(command) for _ in range(ROUNDS)])}
 
 
-def scripted_session(folder: Path) -> tuple[Any, Any, Any, Any]:
+def scripted_session(folder: Path, threads: int = 1) -> tuple[Any, Any, Any, Any]:
     import dspy
 
     from assay.models import Meter, with_recording
@@ -66,7 +67,7 @@ def scripted_session(folder: Path) -> tuple[Any, Any, Any, Any]:
     plain = dspy.LM("scripted/model", engine=engine, cache=False, num_retries=0)
     rubric = Rubric("r", [Criterion(name="ok", check=lambda *_: True)])
     recorded = with_recording(dspy.LM("scripted/model", engine=engine, cache=False, num_retries=0), meter=meter, observers=[recorder.observe])
-    session = Session(recorded, rubric, recorder, meter, "bench", threads=1)
+    session = Session(recorded, rubric, recorder, meter, "bench", threads=threads)
     return session, Student(dspy.Predict("question -> answer"), session), plain, rubric
 
 
@@ -77,36 +78,45 @@ def tasks_of(count: int, start: int = 0) -> list[Any]:
 
 
 def evaluation() -> dict[str, Any]:
+    return {f"{threads} threads": beside_dspy(threads) for threads in (1, 8)}
+
+
+def beside_dspy(threads: int) -> dict[str, Any]:
+    """CPU and wall time of a task under `dspy.Evaluate` and under `evaluate`, in pairs. Every round has tasks that nobody has seen."""
     import dspy
 
     from assay.optimizers import evaluate
     from assay.optimizers.teleprompters import to_examples
 
     with tempfile.TemporaryDirectory() as folder:
-        session, student, plain, rubric = scripted_session(Path(folder))
-        tasks, program = tasks_of(TASKS), dspy.Predict("question -> answer")
-        examples = to_examples(tasks)
+        session, student, plain, rubric = scripted_session(Path(folder), threads)
+        program = dspy.Predict("question -> answer")
 
-        def bare() -> None:
+        def bare(examples: list[Any]) -> None:
             with dspy.context(lm=plain):
-                dspy.Evaluate(devset=examples, metric=rubric.metric(), num_threads=1, display_progress=False)(program)
+                dspy.Evaluate(devset=examples, metric=rubric.metric(), num_threads=threads, display_progress=False)(program)
 
-        def ours() -> None:
+        def ours(tasks: list[Any]) -> None:
             with session.context():
                 evaluate(student, tasks, session)
             session.recorder.store.flush()
 
-        def ms_of(run: Callable[[], None]) -> float:
-            clock = time.process_time()
-            run()
-            return 1000 * (time.process_time() - clock) / TASKS
+        def ms_of(run: Callable[[list[Any]], None], tasks: list[Any]) -> tuple[float, float]:
+            cpu, wall = time.process_time(), time.perf_counter()
+            run(tasks)
+            return 1000 * (time.process_time() - cpu) / TASKS, 1000 * (time.perf_counter() - wall) / TASKS
 
-        bare(), ours()
-        pairs = [(ms_of(bare), ms_of(ours)) for _ in range(ROUNDS)]
+        pairs = [(ms_of(bare, to_examples(tasks)), ms_of(ours, tasks)) for tasks in (tasks_of(TASKS, TASKS * at) for at in range(EVALUATIONS + 1))][
+            1:
+        ]
         session.recorder.store.close()
-    base, with_recording = ([pair[side] for pair in pairs] for side in (0, 1))
-    ratios = [second / first for first, second in pairs]
-    return {"dspy_ms": spread(base), "assay_ms": spread(with_recording), "ratio": spread(ratios)}
+    found: dict[str, Any] = {}
+    for place, what in enumerate(("cpu", "wall")):
+        base, recorded = ([pair[side][place] for pair in pairs] for side in (0, 1))
+        ratios = [second / first for first, second in zip(base, recorded, strict=True)]
+        found |= {f"dspy_{what}_ms": spread(base), f"assay_{what}_ms": spread(recorded), f"{what}_ratio": spread(ratios)}
+        found[f"{what}_ratio"]["of_sums"] = round(sum(recorded) / sum(base), 4)
+    return found
 
 
 def queries() -> dict[str, Any]:

@@ -127,8 +127,7 @@ def record(
         lm = dspy.settings.lm
         if isinstance(lm, dspy.LM) and not (isinstance(lm, LanguageModel) and recorder.observe in lm.recording.observers):
             inside.enter_context(dspy.context(lm=with_recording(lm, observers=[recorder.observe])))
-        if recorder not in dspy.settings.callbacks:
-            inside.enter_context(recorder.active())
+        inside.enter_context(recorder.active())
         try:
             with recorder.rollout(rollout):
                 try:

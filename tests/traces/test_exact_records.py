@@ -19,7 +19,7 @@ from assay.traces import Recorder, Rollout, Store, Transition
 from assay.traces.dialects import answer_of
 from assay.traces.gateway import Gateway
 from assay.traces.importing import import_traces
-from assay.traces.rows import TRANSITION_JSON, row_of
+from assay.traces.rows import transition_row
 from assay.traces.selection import Turn
 from assay.traces.upstreams import upstream_of
 
@@ -120,7 +120,7 @@ def stored(store: Store, rollout: Rollout) -> list[Transition]:
 
 
 def as_turn(transition: Transition) -> Turn:
-    row = row_of(transition, TRANSITION_JSON)
+    row = transition_row(vars(transition))
     return Turn([row[name] for name in Turn.COLUMNS])
 
 

@@ -12,6 +12,7 @@ from assay.errors import ConfigError, DataError, MissingExtra
 from assay.exporting import forget_subject
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store, Transition, privacy_gazetteers
+from assay.traces import shown as shown_module
 from assay.traces.gates import GateReport, Gates, UngatedExport
 from assay.traces.sealing import know_splits
 from assay.traces.selection import Selection
@@ -80,6 +81,17 @@ def test_tasks_are_found_by_the_text_of_all_their_inputs() -> None:
     assert texts.within("what is 12+22?") == frozenset()  # not a part of another number
     assert texts.within("[[ ## q ## ]]\n2+2\n") == {"short"}
     assert texts.within("q: 2+2") == {"short"}
+
+
+def test_tasks_of_one_form_are_told_apart_without_reading_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[str] = []
+    plain = shown_module._stands_in
+    monkeypatch.setattr(shown_module, "_stands_in", lambda part, text: compared.append(part) or plain(part, text))
+    texts = TaskTexts()
+    for at in range(1000):
+        texts.add(str(at), {"question": f"How much is {at} + 1?"})
+    assert texts.within("[[ ## question ## ]]\nHow much is 777 + 1?\n\nRespond with the answer.") == {"777"}
+    assert len(compared) < 10
 
 
 def test_a_demonstration_of_a_later_step_is_found_by_the_prompt_that_was_made_for_its_task() -> None:

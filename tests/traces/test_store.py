@@ -288,3 +288,42 @@ def test_the_start_of_an_id_is_found_by_an_index_on_postgresql(postgres_url: str
         connection.execute(sa.text("SET enable_seqscan = off"))
         plan = connection.execute(sa.text("EXPLAIN SELECT * FROM rollouts WHERE id LIKE '0abc%' ESCAPE '/'")).scalars().all()
     assert any("rollouts_by_prefix" in line and "Scan" in line for line in plan)
+
+
+def test_a_row_that_is_put_again_is_made_once(store: Store) -> None:
+    made: list[str] = []
+
+    class Told:
+        def __str__(self) -> str:
+            made.append("row")
+            return "told"
+
+    rollout = Rollout(inputs={"what": Told()})
+    store.put_rollout(rollout, interim=True)
+    rollout.status = "done"
+    store.put_rollout(rollout)
+    store.flush()
+    assert made == ["row"]
+    found = store.rollout(rollout.id)
+    assert (found.status, found.inputs) == ("done", {"what": "told"})
+
+
+def test_a_rollout_that_is_never_put_again_is_kept_as_it_was(store: Store) -> None:
+    rollout = Rollout(task_id="t", inputs={"q": "?"})
+    store.put_rollout(rollout, interim=True)
+    rollout.status = "done"
+    store.flush()
+    assert store.rollout(rollout.id).status == "running"
+
+
+def test_a_row_that_cannot_be_made_is_told_and_costs_only_itself(store: Store) -> None:
+    class Broken:
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    other = Rollout()
+    store.put_rollout(Rollout(inputs={"what": Broken()}), interim=True)
+    store.put_rollout(other)
+    with pytest.raises(StoreError, match="refused 1 rows"):
+        store.flush()
+    assert store.rollout(other.id).id == other.id

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from assay.errors import DataError
@@ -28,15 +29,17 @@ class Task:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     split: str | None = None  # named by the file; else None and the hash decides
 
-    @property
+    @cached_property
     def content_hash(self) -> str:
-        """sha256 of the inputs. Two tasks that ask the same are the same task, whatever they are called."""
+        """sha256 of the inputs, as of the first read. Two tasks that ask the same are the same task, whatever they are called."""
         return content_hash(self.inputs)
 
 
+_encode = json.JSONEncoder(sort_keys=True, ensure_ascii=False, default=str).encode
+
+
 def content_hash(inputs: Mapping[str, Any]) -> str:
-    text = json.dumps(inputs, sort_keys=True, ensure_ascii=False, default=str)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return hashlib.sha256(_encode(inputs).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def make_task(row: Mapping[str, Any], *, where: str = "row", inputs: Collection[str] | None = None) -> Task:

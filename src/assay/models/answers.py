@@ -11,9 +11,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dspy import lm15
+from dspy._vendor.lm15.serde import response_to_dict
 
-__all__ = ["exact_response", "no_answer", "reply_text", "streamable", "text_of"]
+__all__ = ["kept_response", "no_answer", "reply_text", "streamable", "text_of"]
 
+_PARSED = (lm15.DataPart, lm15.ToolCallPart)
+_SAID = (lm15.TextPart, lm15.RefusalPart)
 _MEDIA = (lm15.ImagePart, lm15.AudioPart, lm15.VideoPart, lm15.DocumentPart, lm15.BinaryPart)
 
 
@@ -29,8 +32,8 @@ def text_of(response: lm15.Response | None) -> str:
 
 
 def _part_text(part: Any, response: lm15.Response) -> str | None:
-    if isinstance(part, lm15.TextPart | lm15.RefusalPart):
-        return part.text
+    if isinstance(part, _SAID):
+        return str(part.text)
     if isinstance(part, lm15.DataPart):
         return _data_text(part, response)
     if isinstance(part, _MEDIA):
@@ -59,6 +62,8 @@ def _reference(part: Any) -> str:
 
 def _unmapped_media(response: lm15.Response) -> Iterator[tuple[str, str]]:
     """Images in a chat message, which DSPy's chat engine leaves out of the parts."""
+    if response.provider_data is None:
+        return
     message = _chat_message(response.provider_data)
     content = message.get("content")
     for item in (*_each(content if isinstance(content, list) else None), *_each(message.get("images"))):
@@ -112,14 +117,19 @@ def no_answer(reply: Any) -> str | None:
     return f"no answer in it: {str(dict(reply))[:300]}"
 
 
-def exact_response(response: lm15.Response) -> lm15.Response:
-    """The response as it is kept: of the provider's reply only the message, and that only where the parts do not say it exactly.
+def kept_response(response: lm15.Response, *, logprobs: bool = True) -> dict[str, Any]:
+    """The canonical response as it is kept: of the provider's reply only the message, and that only where the parts do not say it exactly.
 
     Token alternatives, usage and ids of the reply are not needed twice; they are most of its size.
     """
-    parts = response.message.parts
-    parsed = any(isinstance(part, lm15.DataPart | lm15.ToolCallPart) for part in parts) or any(_unmapped_media(response))
-    return dataclasses.replace(response, provider_data=_message_alone(response.provider_data) if parsed else None)
+    if not logprobs and response.logprobs is not None:
+        response = dataclasses.replace(response, logprobs=None)
+    kept: dict[str, Any] = response_to_dict(response)
+    if any(isinstance(part, _PARSED) for part in response.message.parts) or any(_unmapped_media(response)):
+        message = _message_alone(response.provider_data)
+        if message is not None:
+            kept["provider_data"] = message
+    return kept
 
 
 def _message_alone(reply: Any) -> dict[str, Any] | None:

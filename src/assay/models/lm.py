@@ -6,7 +6,6 @@ DSPy's own engine and litellm for any other name), and tells the observers, in t
 
 import asyncio
 import contextlib
-import dataclasses
 import hashlib
 import json
 import time
@@ -18,12 +17,12 @@ from weakref import WeakKeyDictionary
 
 import dspy
 from dspy import lm15
-from dspy._vendor.lm15.serde import request_to_dict, response_from_dict, response_to_dict
+from dspy._vendor.lm15.serde import request_to_dict, response_from_dict
 from dspy.utils.exceptions import LMError
 
 from assay.errors import ModelError
 from assay.models.alternatives import pruned
-from assay.models.answers import exact_response, text_of
+from assay.models.answers import kept_response, text_of
 from assay.models.cache import ResponseCache
 from assay.models.calls import Call, Observer
 from assay.models.embedded import LlamaBackend
@@ -125,7 +124,9 @@ class RecordingEngine:
             usage, ids = answered.usage if answered is not None else lm15.Usage(), _token_ids(answered)
             latency_ms = (time.perf_counter() - clock) * 1000
             if self.cache is not None and answered is not None:  # before it is settled: an answer that is paid for is never lost
-                self.cache.put(key, asked=asked, record={"response": _kept(answered), "token_ids": ids, "latency_ms": latency_ms, "cost_usd": cost})
+                self.cache.put(
+                    key, asked=asked, record={"response": kept_response(answered), "token_ids": ids, "latency_ms": latency_ms, "cost_usd": cost}
+                )
             self.meter.settle(
                 sent, prompt_tokens=usage.input_tokens, completion_tokens=usage.output_tokens, cost_usd=cost, failed=answered is None
             )  # fmt: skip
@@ -161,7 +162,7 @@ class RecordingEngine:
             weights=self.backend.weights,
             adapters=self.backend.adapters,
             request=request,
-            response=_kept(dataclasses.replace(response, logprobs=None)) if response is not None else None,
+            response=kept_response(response, logprobs=False) if response is not None else None,
             text=text_of(response),
             error=None if error is None else f"{type(error).__name__}: {error}",
             failure=None if error is None else failure_of_call(error),
@@ -421,12 +422,6 @@ def _logprobs(response: lm15.Response | None) -> tuple[float, ...] | None:
     """Of the sampled tokens; None where the engine told the tokens alone (`NOT_KNOWN`)."""
     found = tuple(token.logprob for token in response.logprobs) if response is not None and response.logprobs else ()
     return found if found and max(found) < NOT_KNOWN else None
-
-
-def _kept(response: lm15.Response) -> dict[str, Any]:
-    """The canonical response, with the provider's own message where the parts do not say it exactly."""
-    kept: dict[str, Any] = response_to_dict(exact_response(response), include_provider_data=True)
-    return kept
 
 
 def _token_ids(response: lm15.Response | None) -> list[int] | None:

@@ -7,7 +7,7 @@ Answers from the response cache cost nothing and are counted apart. With a ledge
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from assay.errors import BudgetExceeded, Cancelled, ConfigError
 from assay.models.ledger import Ledger, Sent
@@ -23,6 +23,11 @@ class Caps:
     tokens: int | None = None
     cost_usd: float | None = None
     search_calls: int | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether anything is capped at all."""
+        return not (self.calls is None and self.tokens is None and self.cost_usd is None and self.search_calls is None)
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -189,6 +194,8 @@ class Meter:
         """
         if self._cancelled:
             raise Cancelled("the run was stopped")
+        if not self.caps.any:
+            return
         with self._lock:
             used = self._used()
             search = self.of("search").calls if self.phase == "search" else 0
@@ -231,11 +238,14 @@ class Meter:
         usage = self.of(sent.phase)
         self.on_call(1)
         with self._lock:
-            before = replace(sent)
+            was_failed, was_prompt, was_completion = sent.failed, sent.prompt_tokens, sent.completion_tokens
+            was_cost, was_unpriced = sent.cost_usd, sent.unpriced
             sent.settle(prompt_tokens=prompt_tokens, completion_tokens=completion_tokens, cost_usd=cost_usd, failed=failed)
-            usage.errors += sent.failed - before.failed
-            for name in ("prompt_tokens", "completion_tokens", "cost_usd", "unpriced"):
-                setattr(usage, name, getattr(usage, name) + getattr(sent, name) - getattr(before, name))
+            usage.errors += sent.failed - was_failed
+            usage.prompt_tokens += sent.prompt_tokens - was_prompt
+            usage.completion_tokens += sent.completion_tokens - was_completion
+            usage.cost_usd += sent.cost_usd - was_cost
+            usage.unpriced += sent.unpriced - was_unpriced
         if self.ledger is not None and sent.key:
             self.ledger.settled(sent)
 

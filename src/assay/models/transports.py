@@ -49,15 +49,6 @@ def accounted() -> Iterator[None]:
         _accounted.reset(token)
 
 
-def enter_accounted() -> None:
-    """Begins what `accounted` spans, where a pair of callbacks is all there is."""
-    _accounted.set(_accounted.get() + 1)
-
-
-def leave_accounted() -> None:
-    _accounted.set(max(0, _accounted.get() - 1))
-
-
 def is_lm_request(method: str, path: str, body: Any = None) -> bool:
     """Whether a request asks a language model, by its shape.
 

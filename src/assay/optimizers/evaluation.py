@@ -79,22 +79,22 @@ class Evaluation:
 
     def take(self, task: Task, prediction: Any) -> None:
         """Takes in a scored run of one task; another one of the same task is another sample."""
-        samples, rollout = self._samples.setdefault(task.id, []), prediction._rollout
-        samples.append(prediction._result)
-        count = len(samples)
+        samples, result = self._samples.setdefault(task.id, []), prediction._result
+        samples.append(result)
+        count, unscored = len(samples), math.isnan(result.value)
+        run = run_of(
+            prediction._rollout,
+            score=None if unscored else result.value,
+            has_tools=getattr(prediction, "_has_tools", False),
+            needed=task.metadata.get("tool_calls"),
+            error=(result.failed or result.feedback) if unscored else None,
+        )
         self.results[task.id] = mean_result(samples)
         self.task_types[task.id] = task.task_type
-        for known, value in ((self.tokens, rollout.tokens), (self.calls, len(rollout.transitions))):
+        for known, value in ((self.tokens, run.tokens or 0), (self.calls, run.steps or 0)):
             known[task.id] = known.get(task.id, 0.0) + (value - known.get(task.id, 0.0)) / count
-        self.cost_usd[task.id] = self.cost_usd.get(task.id, 0.0) + rollout.cost_usd
-        score, needed = prediction._result.value, task.metadata.get("tool_calls")
-        self.runs[task.id, count - 1] = run_of(
-            rollout,
-            score=None if math.isnan(score) else score,
-            has_tools=getattr(prediction, "_has_tools", False),
-            needed=needed,
-            error=None if not math.isnan(score) else prediction._result.failed or prediction._result.feedback,
-        )
+        self.cost_usd[task.id] = self.cost_usd.get(task.id, 0.0) + (run.cost_usd or 0.0)
+        self.runs[task.id, count - 1] = run
 
     def arrange(self, order: Sequence[str]) -> None:
         """Puts tasks into this order, whichever were done first; others stay before them."""

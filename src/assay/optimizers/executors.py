@@ -4,8 +4,8 @@ import contextvars
 import importlib.metadata
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from assay.traces.missed import Unrecorded
 __all__ = ["EXECUTORS", "RayExecutor", "in_threads", "pairs_in_threads"]
 
 EXECUTORS = ("threads", "ray")
+_GIVEN_S = 0.05  # at least every so often what was done is given
 _LOSSES = 2  # hosts that may be lost under one task before it is held to be the cause
 
 
@@ -32,19 +33,54 @@ def in_threads(student: Student, tasks: Sequence[Task], session: Session) -> Ite
 
 
 def pairs_in_threads(pairs: Sequence[tuple[Student, Task]], session: Session) -> Iterator[tuple[int, Any]]:
-    """Runs each program on its task, `session.threads` pairs at a time, and gives each pair's place with its scored prediction."""
+    """Runs each program on its task, `session.threads` pairs at a time, and gives each pair's place with its scored prediction.
 
-    def one(place: int) -> tuple[int, Any]:
-        student, task = pairs[place]
-        with session.context():
-            return place, student(**dict(task.inputs))
-
-    pool = ThreadPoolExecutor(max_workers=max(1, session.threads), thread_name_prefix="assay")
+    An exception ends it, after what was done before was given; what the other threads are at is finished and dropped.
+    """
+    runs = _Runs(pairs, session)
+    for _ in range(min(max(1, session.threads), len(pairs))):
+        threading.Thread(target=contextvars.copy_context().run, args=(runs.work,), name="assay").start()
     try:
-        for future in as_completed([pool.submit(contextvars.copy_context().run, one, place) for place in range(len(pairs))]):
-            yield future.result()
+        left = len(pairs)
+        while left:
+            runs.told.wait(_GIVEN_S)
+            runs.told.clear()
+            failed = runs.failed  # before what is done is taken: all that was done until it failed is among it
+            while runs.done:
+                yield runs.done.popleft()
+                left -= 1
+            if failed is not None:
+                raise failed
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        runs.stopped = True
+
+
+class _Runs:
+    """What the threads of one evaluation share. They wake the one who collects when all is done, not for each run: on a program that answers at
+    once that took as much as the run's record."""
+
+    def __init__(self, pairs: Sequence[tuple[Student, Task]], session: Session) -> None:
+        self.pairs, self.session = pairs, session
+        self.next = iter(range(len(pairs)))
+        self.done: deque[tuple[int, Any]] = deque()
+        self.failed: BaseException | None = None
+        self.stopped = False
+        self.told = threading.Event()
+
+    def work(self) -> None:
+        try:
+            with self.session.context():
+                for place in self.next:
+                    if self.stopped:
+                        return
+                    student, task = self.pairs[place]
+                    self.done.append(
+                        (place, contextvars.copy_context().run(student.run, dict(task.inputs), task.content_hash))
+                    )  # what it sets is its own
+        except BaseException as error:
+            self.failed, self.stopped = self.failed or error, True
+        finally:
+            self.told.set()
 
 
 @dataclass
@@ -72,7 +108,7 @@ class Outbox:
     transitions: dict[tuple[str, int], tuple[str, Transition]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def put_rollout(self, rollout: Rollout) -> None:
+    def put_rollout(self, rollout: Rollout, *, interim: bool = False) -> None:
         with self._lock:
             self.rollouts[rollout.id] = rollout
 

@@ -181,16 +181,16 @@ def run_of(rollout: Rollout, *, score: float | None, has_tools: bool, needed: An
     prediction = rollout.prediction or {}
     answers = {name: value for name, value in prediction.items() if name not in ("steps", "reasoning", "thought")}
     answer = next(iter(answers.values())) if len(answers) == 1 else answers or None
-    calls = rollout.tools
-    probabilities = [p for t in rollout.transitions if t.logprobs for p in t.logprobs]
+    calls, transitions = rollout.tools, rollout.transitions
+    probabilities = [p for t in transitions if t.logprobs for p in t.logprobs]
     return TaskRun(
         task_id=rollout.task_id,
         task_type=rollout.task_type,
         sample=rollout.sample,
         score=score,
-        steps=len(rollout.transitions),
+        steps=len(transitions),
         tokens=rollout.tokens,
-        seconds=math.fsum(t.latency_ms for t in rollout.transitions) / 1000,
+        seconds=math.fsum([t.latency_ms for t in transitions]) / 1000,
         cost_usd=rollout.cost_usd,
         answer=answer,
         reasoning=_reasoning(prediction, calls),

@@ -22,6 +22,7 @@ from assay.programs.wrapping import as_prediction
 from assay.rubrics import Failed, Rubric, ScoreResult
 from assay.rubrics.scoring import mark_unscored
 from assay.traces import Recorder, Rollout
+from assay.traces.listening import listening
 
 __all__ = ["Advance", "Measured", "Progress", "Session", "Student", "acting_parameters"]
 
@@ -75,10 +76,11 @@ class Session:
     def know(self, tasks: Sequence[Task], split: str | None = None) -> None:
         """Makes tasks known by their inputs, so that a run inside a teleprompter finds its task and its split."""
         for task in tasks:
-            self.tasks[task.content_hash] = task
-            self.recorder.texts.add(task.content_hash, task.inputs)
+            digest = task.content_hash
+            self.tasks[digest] = task
+            self.recorder.texts.add(digest, task.inputs)
             if split is not None:
-                self.split_of[task.content_hash] = split
+                self.split_of[digest] = split
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -94,8 +96,8 @@ class Session:
     def context(self) -> Iterator[None]:
         """DSPy's settings for this session. Without its history of calls and its trace of predictions, which keep the last 10,000 of each:
         the store has them all. Optimizers that read a trace open one of their own."""
-        callbacks = [c for c in dspy.settings.callbacks if c is not self.recorder] + [self.recorder]
-        with dspy.context(lm=self.lm, callbacks=callbacks, num_threads=self.threads, disable_history=True, trace=UnreadTrace()):
+        settings = {"lm": self.lm, "num_threads": self.threads, "disable_history": True, "trace": UnreadTrace()}
+        with dspy.context(**settings, **listening(self.recorder)):
             yield
 
 
@@ -190,14 +192,20 @@ class Student(dspy.Module):  # type: ignore[misc]
         return {"adapter": program.adapter if is_agent(program) else self.adapter, "parameters": parameters}
 
     def forward(self, **inputs: Any) -> dspy.Prediction:
-        session, digest = self.session, content_hash(inputs)
+        return self.run(inputs, content_hash(inputs))
+
+    def run(self, inputs: dict[str, Any], digest: str) -> dspy.Prediction:
+        """As a call, for evaluations: of inputs whose hash is known, and without what DSPy does around each module."""
+        session, settings, group = self.session, self.settings, self.group
         task = session.tasks.get(digest)
+        task_id = task.id if task else digest[:16]
         rollout = Rollout(
-            task_id=task.id if task else digest[:16],
+            task_id=task_id,
             task_type=task.task_type if task else "default",
+            group_id=task_id if group is None else f"{group}/{task_id}",
             program=session.program_name,
-            program_version=self.fixed_version or program_version(self.program, self.settings["adapter"]),
-            parameters=self.settings["parameters"],
+            program_version=self.fixed_version or program_version(self.program, settings["adapter"]),
+            parameters=settings["parameters"],
             model=session.lm.model,
             seed=session.seed,
             split=session.split_of.get(digest, ""),
@@ -205,10 +213,9 @@ class Student(dspy.Module):  # type: ignore[misc]
             inputs=inputs,
             **(kept_of(task) if task else {}),
         )
-        rollout.group_id = rollout.task_id if self.group is None else f"{self.group}/{rollout.task_id}"
         if session.recorder.unrecorded.calls:  # a call past the recorder asks no meter: a cap holds between runs, not between calls
             session.meter.check()
-        with session.recorder.rollout(rollout):
+        with session.recorder.rollout(rollout, then_scored=task is not None, content=digest):
             prediction = self._run(inputs, rollout)
             failed = getattr(prediction, "_failed", None)
             rollout.prediction = None if failed else dict(prediction.items())
@@ -264,10 +271,12 @@ class Student(dspy.Module):  # type: ignore[misc]
                 return
 
     def _score(self, task: Task, prediction: dspy.Prediction, rollout: Rollout) -> None:
-        result: ScoreResult = self.session.rubric.score(task, prediction, rollout)
+        session = self.session
+        rubric = session.rubric
+        result: ScoreResult = rubric.score(task, prediction, rollout)
         prediction._result = result
-        rollout.rubric = f"{self.session.rubric.name}@{self.session.rubric.version}"
+        rollout.rubric = f"{rubric.name}@{rubric.version}"
         rollout.score = None if math.isnan(result.value) else result.value
         rollout.coverage, rollout.verdicts = result.coverage, list(result.verdicts)
-        mark_unscored(rollout, self.session.rubric.criteria, result)
-        self.session.recorder.scored(rollout, self.session.rubric.step_rewards(task, rollout))
+        mark_unscored(rollout, rubric.criteria, result)
+        session.recorder.scored(rollout, rubric.step_rewards(task, rollout))

@@ -236,6 +236,8 @@ def _from_canonical(body: Mapping[str, Any]) -> Iterator[Message]:
             for part in parts:
                 content = part.get("content")
                 yield {"role": "tool", "tool_call_id": str(part.get("id") or ""), "content": part_texts(list(content) if content else "")}
+        elif all(part.get("type") == "text" and "text" in part for part in parts):  # as most are
+            yield {"role": role, "content": part_texts(parts)}
         else:
             answer = _canonical_answer({"message": message})
             said = _content_of([_as_text(part) for part in parts if part.get("type") not in ("tool_call", "thinking")])

@@ -30,12 +30,12 @@ class RolloutIds:
         self._given: Counter[str] = Counter()
         self._lock = threading.Lock()
 
-    def of(self, rollout: Rollout, *, scope: str = "") -> str:
-        """32 hexadecimal digits. `run_id` and `phase` of the rollout must be set."""
+    def of(self, rollout: Rollout, *, scope: str = "", content: str | None = None) -> str:
+        """32 hexadecimal digits. `run_id` and `phase` of the rollout must be set; `content` is the hash of its inputs, where it is known."""
         lm = dspy.settings.lm
         what = [
             rollout.run_id, scope, rollout.phase, rollout.source, rollout.program, rollout.program_version, rollout.task_id,
-            content_hash(rollout.inputs), rollout.sample, rollout.parameters, current_sample.get(),
+            content or content_hash(rollout.inputs), rollout.sample, rollout.parameters, current_sample.get(),
             None if lm is None else [lm.model, {key: value for key, value in lm.kwargs.items() if not key.startswith("api_")}],
         ]  # fmt: skip
         digest = _digest(what)

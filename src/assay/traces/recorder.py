@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import dspy
-from dspy.utils.callback import BaseCallback
 
 from assay.datasets.tasks import content_hash
 from assay.errors import FailureKind
 from assay.models import Call
 from assay.models.failures import failure_of_program
-from assay.models.transports import enter_accounted, leave_accounted
+from assay.models.lm import LanguageModel
 from assay.traces.dialects import answer_of, chat_messages
 from assay.traces.identity import RolloutIds, outside_id
+from assay.traces.listening import listeners, listening
 from assay.traces.missed import NOTHING, Unrecorded
 from assay.traces.records import Rollout, ToolCall, Transition
 from assay.traces.shown import TaskTexts, message_texts
@@ -29,27 +29,47 @@ from assay.traces.unrecorded import UnrecordedCalls
 __all__ = ["Recorder", "aside", "current_rollout", "note_failure"]
 
 _KEY = "assay_rollout"
-_COUNT = "assay_unrecorded"
 _TEXT = 20_000  # characters of a tool's result that are kept
 
 
 def current_rollout() -> Rollout | None:
     """The rollout that is open in this thread or task."""
+    found = _open_here()
+    return None if found is None else found.rollout
+
+
+class _Open:
+    """A rollout that is open, as DSPy's settings carry it."""
+
+    __slots__ = ("_content", "missed", "rollout")
+
+    def __init__(self, rollout: Rollout, missed: UnrecordedCalls | None = None, content: str | None = None) -> None:
+        self.rollout, self.missed, self._content = rollout, missed, content
+
+    @property
+    def content(self) -> str:
+        """The content hash of its inputs; empty where it has none."""
+        if self._content is None:
+            self._content = content_hash(self.rollout.inputs) if self.rollout.inputs else ""
+        return self._content
+
+
+def _open_here() -> _Open | None:
     found = dspy.settings.get(_KEY)
-    return found if isinstance(found, Rollout) else None
+    return found if isinstance(found, _Open) else None
 
 
 def _missed_here() -> UnrecordedCalls | None:
-    found = dspy.settings.get(_COUNT)
-    return found if isinstance(found, UnrecordedCalls) else None
+    found = _open_here()
+    return None if found is None else found.missed
 
 
 @contextmanager
 def aside(rollout: Rollout) -> Iterator[Rollout]:
     """Opens a rollout apart from the one that is open, with the recorder at work: what judges a run is not part of it."""
-    recorder = next((callback for callback in dspy.settings.callbacks if isinstance(callback, Recorder)), None)
+    recorder = next((listener for listener in listeners() if isinstance(listener, Recorder)), None)
     if recorder is None:
-        with dspy.context(**{_KEY: rollout}):
+        with dspy.context(**{_KEY: _Open(rollout, _missed_here())}):
             yield rollout
         return
     with recorder.rollout(rollout):
@@ -62,16 +82,22 @@ def note_failure(kind: FailureKind) -> None:
     if rollout is None or not rollout.transitions or rollout.transitions[-1].failure is not None:
         return
     rollout.transitions[-1].failure = kind
-    for callback in dspy.settings.callbacks:
-        if isinstance(callback, Recorder) and callback.store is not None:
-            callback.store.put_transition(rollout.id, rollout.transitions[-1])
+    for listener in listeners():
+        if isinstance(listener, Recorder) and listener.store is not None:
+            listener.store.put_transition(rollout.id, rollout.transitions[-1])
             return
 
 
-class Recorder(BaseCallback):  # type: ignore[misc]
+def _tools_asked(response: dict[str, Any] | None) -> list[ToolCall]:
+    """The tool calls that an answer holds, as records."""
+    parts = () if response is None else response["message"]["parts"]
+    return answer_of(None, response).tool_calls() if response is not None and any(part["type"] == "tool_call" for part in parts) else []
+
+
+class Recorder:
     """Pass `recorder.observe` to `get_lm(observers=…)`, and run programs inside `recorder.rollout(…)`.
 
-    As a DSPy callback it also sees tool calls, and counts LM calls that did not come through an observed engine
+    While it is `active` it also sees tool calls, and counts LM calls that did not come through an observed engine
     (`unrecorded`): a program that makes its own `dspy.LM`, or calls a model with another client, is counted, never silently missed.
 
     Args:
@@ -86,13 +112,11 @@ class Recorder(BaseCallback):  # type: ignore[misc]
         self.phase = self.scope = ""
         self.resumed, self._ids = resumed, RolloutIds() if replayable else None
         self._missed = UnrecordedCalls(unrecorded)
-        self._counted: set[str] = set()  # LM calls that are counted as unrecorded and not over yet
         self.texts = TaskTexts()  # tasks that demonstrations may come from
         self.carried: frozenset[str] = frozenset()  # tasks whose demonstrations the program brought along, as its artifact says
         self.shown: set[str] = set()  # all that was shown so far
         self._lock = threading.Lock()
-        self._tools: dict[str, tuple[Rollout, ToolCall]] = {}
-        self._parsing: dict[str, str] = {}
+        self._running: set[int] = set()  # tool calls, by the identity of their records
         self._loose: dict[tuple[str, str], Rollout] = {}
 
     def __deepcopy__(self, memo: object) -> "Recorder":
@@ -100,29 +124,36 @@ class Recorder(BaseCallback):  # type: ignore[misc]
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Within: this recorder is among DSPy's callbacks."""
-        with dspy.context(callbacks=[*dspy.settings.callbacks, self]):
+        """Within: this recorder hears of tools, unparsed answers and calls that it does not observe."""
+        with dspy.context(**listening(self)):
             yield
 
     @contextmanager
-    def rollout(self, rollout: Rollout) -> Iterator[Rollout]:
-        """Opens a rollout. It is written when it opens and again when it closes, however it closes."""
+    def rollout(self, rollout: Rollout, *, then_scored: bool = False, content: str | None = None) -> Iterator[Rollout]:
+        """Opens a rollout. It is written when it opens and again when it closes, however it closes.
+
+        Args:
+            then_scored: `scored` is called next, and writes it once more.
+            content: the content hash of its inputs, where it is known.
+        """
         rollout.run_id, rollout.phase = rollout.run_id or self.run_id, rollout.phase or self.phase
         if self._ids is not None:
-            rollout.id = self._ids.of(rollout, scope=self.scope)
-        self._put(rollout)
+            rollout.id = self._ids.of(rollout, scope=self.scope, content=content)
+        self._put(rollout, interim=True)
+        missed = self._missed.opened(_missed_here)
         try:
-            with self._missed.rollout(_missed_here) as missed, dspy.context(**{_KEY: rollout, _COUNT: missed}):
+            with dspy.context(**{_KEY: _Open(rollout, missed, content)}):
                 yield rollout
         except BaseException as error:
             if rollout.status == "running":
                 rollout.status, rollout.error, rollout.failure = "error", f"{type(error).__name__}: {error}", failure_of_program(error)
             raise
         finally:
+            missed.closed()
             if rollout.status == "running":
                 rollout.status = "done"
             rollout.ended_at = time.time()
-            self._put(rollout)
+            self._put(rollout, interim=then_scored)
             self._trim(rollout)
 
     @contextmanager
@@ -186,8 +217,8 @@ class Recorder(BaseCallback):  # type: ignore[misc]
 
     def observe(self, call: Call) -> None:
         """Receives one LM call from an engine, in the thread that made it."""
-        rollout = current_rollout() or self._outside()
-        shown = self._shown(call, rollout)
+        found = _open_here() or _Open(self._outside())
+        rollout, shown = found.rollout, self._shown(call, found)
         with self._lock:
             self.shown.update(shown)
             transition = Transition(
@@ -197,7 +228,7 @@ class Recorder(BaseCallback):  # type: ignore[misc]
                 completion_tokens=call.completion_tokens, thinking_tokens=call.thinking_tokens, token_ids=call.token_ids, logprobs=call.logprobs,
                 shown_tasks=shown,
                 latency_ms=call.latency_ms, cost_usd=call.cost_usd, started_at=call.started_at,
-                tools=[] if call.response is None else answer_of(None, call.response).tool_calls(),
+                tools=_tools_asked(call.response),
             )  # fmt: skip
             rollout.transitions.append(transition)
             if not rollout.model:
@@ -207,12 +238,12 @@ class Recorder(BaseCallback):  # type: ignore[misc]
         if rollout.source == "outside":  # it lives as long as the run: keep its row, not its texts
             rollout.transitions[-1] = Transition(t=transition.t, model=call.model, request={})
 
-    def _shown(self, call: Call, rollout: Rollout) -> tuple[str, ...]:
+    def _shown(self, call: Call, here: _Open) -> tuple[str, ...]:
         """The tasks that a call shows beside its own."""
         if not self.texts and not self.carried:
             return ()
         messages = message_texts(chat_messages(call.request))
-        own = content_hash(rollout.inputs) if rollout.inputs else ""
+        own = here.content
         with self._lock:
             found = self.texts.shown(messages, own=own)
             if own and self.texts:
@@ -231,39 +262,23 @@ class Recorder(BaseCallback):  # type: ignore[misc]
                 self._put(self._loose[key])
             return self._loose[key]
 
-    def _put(self, rollout: Rollout) -> None:
+    def _put(self, rollout: Rollout, *, interim: bool = False) -> None:
         if self.store is not None:
-            self.store.put_rollout(rollout)
+            self.store.put_rollout(rollout, interim=interim)
 
-    # -- DSPy's callbacks
+    # -- what a `Listener` is told
 
-    def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
-        from assay.models import LanguageModel
+    def lm_called(self, lm: Any) -> bool:
+        """Counts a call that will not be observed."""
+        engine = getattr(lm, "engine", None)
+        if isinstance(lm, LanguageModel) and engine is not None and self.observe in engine.observers:
+            return False
+        (_missed_here() or self._missed).add(1)
+        return True
 
-        engine = getattr(instance, "engine", None)
-        if not isinstance(instance, LanguageModel) or engine is None or self.observe not in engine.observers:
-            (_missed_here() or self._missed).add(1)
-            with self._lock:
-                self._counted.add(call_id)
-            enter_accounted()
-
-    def on_lm_end(self, call_id: str, outputs: Any | None, exception: Exception | None = None) -> None:
-        with self._lock:
-            counted = call_id in self._counted
-            self._counted.discard(call_id)
-        if counted:
-            leave_accounted()
-
-    def on_adapter_parse_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
-        if current_rollout() is not None:
-            with self._lock:
-                self._parsing[call_id] = str(inputs.get("completion"))
-
-    def on_adapter_parse_end(self, call_id: str, outputs: Any | None, exception: Exception | None = None) -> None:
-        with self._lock:
-            text = self._parsing.pop(call_id, None)
+    def parse_failed(self, text: str) -> None:
         rollout = current_rollout()
-        if rollout is not None and text is not None and exception is not None:
+        if rollout is not None:
             self.unparsed(rollout, text)
 
     def unparsed(self, rollout: Rollout, text: str | None = None) -> None:
@@ -275,20 +290,19 @@ class Recorder(BaseCallback):  # type: ignore[misc]
             if self.store is not None:
                 self.store.put_transition(rollout.id, found)
 
-    def on_tool_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+    def tool_began(self, tool: Any, arguments: dict[str, Any]) -> tuple[Rollout, ToolCall] | None:
         rollout = current_rollout()
         if rollout is None:
-            return
-        arguments = inputs.get("kwargs", inputs)
-        tool = ToolCall(name=str(getattr(instance, "name", instance)), arguments=dict(arguments) if isinstance(arguments, dict) else {})
+            return None
         with self._lock:
-            self._tools[call_id] = (rollout, self._asked_for(rollout, tool))
+            record = self._asked_for(rollout, ToolCall(name=str(getattr(tool, "name", tool)), arguments=dict(arguments)))
+            self._running.add(id(record))
+        return rollout, record
 
     def _asked_for(self, rollout: Rollout, tool: ToolCall) -> ToolCall:
         """The record of a tool that is now run: the one that the model's answer asked for, else a new one."""
-        running = {id(record) for _, record in self._tools.values()}
         last = rollout.transitions[-1].tools if rollout.transitions else rollout.early_tools
-        waiting = [t for t in last if t.name == tool.name and t.result is None and t.error is None and id(t) not in running]
+        waiting = [t for t in last if t.name == tool.name and t.result is None and t.error is None and id(t) not in self._running]
         if waiting:
             found = next((t for t in waiting if t.arguments == tool.arguments), waiting[0])
             found.arguments = tool.arguments
@@ -296,18 +310,19 @@ class Recorder(BaseCallback):  # type: ignore[misc]
         last.append(tool)
         return tool
 
-    def on_tool_end(self, call_id: str, outputs: Any | None, exception: Exception | None = None) -> None:
-        with self._lock:
-            rollout, tool = self._tools.pop(call_id, (None, None))
-        if rollout is None or tool is None:
+    def tool_ended(self, begun: tuple[Rollout, ToolCall] | None, result: Any, error: BaseException | None) -> None:
+        if begun is None:
             return
-        if exception is not None:
-            tool.error = f"{type(exception).__name__}: {exception}"
+        rollout, tool = begun
+        with self._lock:
+            self._running.discard(id(tool))
+        if error is not None:
+            tool.error = f"{type(error).__name__}: {error}"
             for transition in rollout.transitions:
                 if transition.failure is None and any(tool is other for other in transition.tools):
                     transition.failure = FailureKind.TOOL
         else:
-            tool.result = str(outputs)[:_TEXT]
+            tool.result = str(result)[:_TEXT]
         if self.store is not None:
             for transition in rollout.transitions:
                 if any(tool is other for other in transition.tools):

@@ -1,8 +1,9 @@
 """Plain records: a rollout, its transitions, its tool calls, its verdicts. No behaviour; the rooms above fill them."""
 
 import hashlib
+import os
+import random
 import time
-import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +12,13 @@ from assay.errors import FailureKind
 __all__ = ["Rollout", "ToolCall", "Transition", "Verdict", "new_id", "person_digest", "subject_digest"]
 
 
+_random = random.Random()  # seeded by the system, and by nobody else: asking the system for each id gives up the interpreter's lock
+os.register_at_fork(after_in_child=_random.seed)
+
+
 def new_id() -> str:
     """32 hex digits; ids made later sort later (milliseconds first)."""
-    return f"{time.time_ns() // 1_000_000:012x}{uuid.uuid4().hex[:20]}"
+    return f"{time.time_ns() // 1_000_000:012x}{_random.getrandbits(80):020x}"
 
 
 def person_digest(name: str) -> str:

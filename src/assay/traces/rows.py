@@ -3,8 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -12,14 +11,14 @@ import orjson
 from assay.errors import FailureKind
 from assay.traces.records import Rollout, ToolCall, Transition, Verdict
 
-__all__ = ["ROLLOUT_JSON", "TRANSITION_JSON", "as_json", "clean", "rollout_of", "row_of", "transition_of"]
+__all__ = ["as_json", "clean", "rollout_of", "rollout_row", "transition_of", "transition_row"]
 
-ROLLOUT_JSON = {"parameters", "adapters", "inputs", "expected", "metadata", "prediction", "verdicts", "early_tools"}
+_ROLLOUT_NAMES = ("adapters", "early_tools", "expected", "inputs", "metadata", "parameters", "prediction", "verdicts")
+_TRANSITION_NAMES = ("adapters", "logprobs", "request", "response", "shown_tasks", "step_rewards", "token_ids", "tools")
+_ROLLOUT_COLUMNS = {name: f"{name}_json" for name in _ROLLOUT_NAMES}
+_TRANSITION_COLUMNS = {name: f"{name}_json" for name in _TRANSITION_NAMES}
 _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # of a text, and not the letters of one that speaks of it
 _RECORDS = ("tools", "verdicts", "early_tools")
-TRANSITION_JSON = {"adapters", "request", "response", "tools", "shown_tasks", "token_ids", "logprobs", "step_rewards"}
-
-_ROLLOUT_NAMES, _TRANSITION_NAMES = sorted(ROLLOUT_JSON), sorted(TRANSITION_JSON)
 
 
 def as_json(value: Any) -> str:
@@ -47,19 +46,33 @@ def clean(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def row_of(record: Rollout | Transition, encoded: set[str]) -> dict[str, Any]:
+def rollout_row(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of a rollout with these fields; its transitions are rows of their own."""
+    row = _row(fields, _ROLLOUT_COLUMNS)
+    del row["transitions"]
+    return row
+
+
+def transition_row(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of a transition with these fields, without its rollout's id."""
+    return _row(fields, _TRANSITION_COLUMNS)
+
+
+def _row(fields: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
     row: dict[str, Any] = {}
-    for name, value in vars(record).items():
-        if name in encoded:
-            if name in _RECORDS and value:
-                value = [asdict(part) for part in value]
-            row[f"{name}_json"] = None if value is None else "{}" if value == {} else "[]" if value in ([], ()) else as_json(value)
+    for name, value in fields.items():
+        column = columns.get(name)
+        if value is None:
+            row[column or name] = None
+        elif column is not None:
+            if value:
+                row[column] = as_json([vars(part) for part in value] if name in _RECORDS else value)
+            else:  # an empty mapping or sequence, as most are
+                row[column] = "{}" if isinstance(value, dict) else "[]"
         elif isinstance(value, str):
             row[name] = clean(value)
-        elif isinstance(value, float) and not math.isfinite(value):
-            row[name] = None
         else:
-            row[name] = value
+            row[name] = None if isinstance(value, float) and not math.isfinite(value) else value
     return row
 
 

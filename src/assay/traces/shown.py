@@ -6,8 +6,9 @@ earlier call that was made for a task, which is what the demonstration of a late
 
 import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 __all__ = ["OwnTask", "TaskTexts", "message_texts"]
@@ -19,51 +20,66 @@ _REQUEST = "\n\nRespond with"  # where DSPy's formats end the fields of the task
 
 
 class TaskTexts:
-    """Tasks by the text of their inputs. Time is in proportion to the text that is searched, not to the number of tasks."""
+    """Tasks by the text of their inputs, found by the rarest of its words: the time to search a text does not grow with the number of tasks."""
 
     def __init__(self) -> None:
         self._by_word: dict[str, list[tuple[str, tuple[str, ...]]]] = defaultdict(list)
+        self._in_tasks: Counter[str] = Counter()  # tasks that a word is in
         self._known: set[str] = set()
         self._asked: dict[int, str] = {}
-        self._found: dict[int, frozenset[str]] = {}
+        self._read: dict[int, tuple[frozenset[str], int | None]] = {}
 
     def __len__(self) -> int:
         return len(self._known)
 
     def add(self, content: str, inputs: Mapping[str, Any]) -> None:
         """Makes a task known by its content hash."""
+        if content in self._known:
+            return
         parts = tuple(dict.fromkeys(text for value in inputs.values() if (text := _plain(_text(value)))))
-        words = [word for part in parts for word in _WORD.findall(part)]
-        if content in self._known or not words:
+        words = dict.fromkeys(word for part in parts for word in _WORD.findall(part))
+        if not words:
             return
         self._known.add(content)
-        self._by_word[max(words, key=len)].append((content, parts))
-        self._found.clear()
+        self._in_tasks.update(words.keys())
+        rarest = min(words, key=lambda word: (self._in_tasks[word], -len(word)))  # tasks of one form differ in a word or two
+        self._by_word[rarest].append((content, parts))
+        self._read.clear()
 
     def asked(self, content: str, messages: Sequence[str]) -> None:
         """Remembers the prompt of a call that was made for a task."""
-        if messages and (fields := _fields(messages[-1])):
-            self._asked[hash(fields)] = content
+        if messages and (key := self._reading(messages[-1])[1]) is not None:
+            self._asked[key] = content
 
     def shown(self, messages: Sequence[str], *, own: str = "") -> tuple[str, ...]:
         """Content hashes of the tasks that the messages show, without the one they are about; sorted."""
         found: set[str] = set()
-        for text in messages:
-            found |= self.within(text)
-        found |= {self._asked[key] for text in messages[:-1] if (key := hash(_fields(text))) in self._asked}
-        return tuple(sorted(found - {own}))
+        last = len(messages) - 1
+        for place, text in enumerate(messages):
+            within, key = self._reading(text)
+            found |= within
+            if place < last and key in self._asked:
+                found.add(self._asked[key])
+        found.discard(own)
+        return tuple(sorted(found))
 
     def within(self, text: str) -> frozenset[str]:
         """Content hashes of the tasks whose inputs stand in a text, all of them."""
+        return self._reading(text)[0]
+
+    def _reading(self, text: str) -> tuple[frozenset[str], int | None]:
+        """What `within` gives, and by which a prompt like this text is known; None where it has no fields."""
         key = hash(text)
-        known = self._found.get(key)
+        known = self._read.get(key)
         if known is None:
-            plain = _plain(text)
-            candidates = [one for word in set(_WORD.findall(plain)) & self._by_word.keys() for one in self._by_word[word]]
-            known = frozenset(content for content, parts in candidates if all(_stands_in(part, plain) for part in parts))
-            if len(self._found) >= _CACHED:
-                self._found.clear()
-            self._found[key] = known
+            fields, request, rest = text.partition(_REQUEST)
+            fields, (rest, words) = _plain(fields), _plain_words(request + rest)
+            plain = f"{fields}\n{rest}" if fields and rest else fields or rest
+            candidates = [one for word in words.union(_WORD.findall(fields)) if word in self._by_word for one in self._by_word[word]]
+            within = frozenset(content for content, parts in candidates if all(_stands_in(part, plain) for part in parts))
+            if len(self._read) >= _CACHED:
+                self._read.clear()
+            known = self._read[key] = (within, hash(fields) if fields else None)
         return known
 
 
@@ -125,11 +141,14 @@ def _text(value: Any) -> str:
 
 
 def _plain(text: str) -> str:
-    return "\n".join(line for raw in text.splitlines() if (line := " ".join(raw.split())))
+    return "\n".join([line for raw in text.splitlines() if (line := " ".join(raw.split()))])
 
 
-def _fields(text: str) -> str:
-    return _plain(text.partition(_REQUEST)[0])
+@lru_cache(256)
+def _plain_words(text: str) -> tuple[str, frozenset[str]]:
+    """A text in its plain form, with its words: how prompts end is the same for every task."""
+    plain = _plain(text)
+    return plain, frozenset(_WORD.findall(plain))
 
 
 def _stands_in(part: str, text: str) -> bool:

@@ -5,11 +5,10 @@ waits for the disk. A killed process loses at most what was put in the last seco
 """
 
 import json
-import queue
 import sqlite3
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,11 @@ from assay.traces.location import store_url
 from assay.traces.migration import bring_up_to_date, upsert
 from assay.traces.missed import NOTHING, Unrecorded
 from assay.traces.records import Rollout, Transition
-from assay.traces.rows import ROLLOUT_JSON, TRANSITION_JSON, as_json, clean, rollout_of, row_of, transition_of
+from assay.traces.rows import as_json, clean, rollout_of, rollout_row, transition_of, transition_row
+from assay.traces.writer import Rows, Writer
 
 __all__ = ["Store", "check_url", "shown_url", "sqlite_pragmas", "store_url"]
 
-_BATCH = 500  # rows a transaction
-_INTERVAL_S = 0.25
-_QUEUE = 50_000  # rows that may wait before writers do
 _LAST = "\U0010ffff"  # sorts behind every other character
 
 
@@ -59,10 +56,7 @@ class Store:
         self._reported = 0
         self._upserts: dict[str, tuple[str, list[str] | None]] = {}
         self.engine = self._open()
-        self._queue: queue.Queue[tuple[str, dict[str, Any]] | threading.Event | None] = queue.Queue(_QUEUE)
-        self._hurry = threading.Event()  # a batch is full, or somebody waits for it
-        self._writer = threading.Thread(target=self._write_forever, name="assay-store", daemon=True)
-        self._writer.start()
+        self._writer = Writer(self._commit)
 
     def __deepcopy__(self, memo: object) -> "Store":
         return self
@@ -89,19 +83,25 @@ class Store:
 
     # -- writing
 
-    def put_rollout(self, rollout: Rollout) -> None:
-        """Inserts or replaces the rollout's row (its transitions are put one by one)."""
-        row = row_of(rollout, ROLLOUT_JSON)
-        del row["transitions"]
-        self._put("rollouts", row)
+    def put_rollout(self, rollout: Rollout, *, interim: bool = False) -> None:
+        """Inserts or replaces the rollout's row (its transitions are put one by one).
+
+        Args:
+            interim: the rollout is put again soon, so its row is made only if it is written before: of its fields as they are now, whose
+                contents may have changed by then.
+        """
+        fields = {**vars(rollout), "transitions": None}
+        self._writer.put("rollouts", rollout.id, partial(rollout_row, fields) if interim else rollout_row(fields))
 
     def put_transition(self, rollout_id: str, transition: Transition) -> None:
         """Inserts or replaces one transition."""
-        self._put("transitions", {"rollout_id": rollout_id, **row_of(transition, TRANSITION_JSON)})
+        row = transition_row(vars(transition))
+        row["rollout_id"] = rollout_id
+        self._writer.put("transitions", (rollout_id, transition.t), row)
 
     def trim(self, rollout_id: str, keep: int) -> None:
         """Removes the rollout's transitions from the `keep`-th on: they are of an earlier attempt, which a replay has overwritten."""
-        self._put("trims", {"id": rollout_id, "keep": keep})
+        self._writer.put("trims", rollout_id, {"id": rollout_id, "keep": keep})
 
     def put_run(
         self, run_id: str, *, kind: str, config: dict[str, Any], status: str, started_at: float, unrecorded: Unrecorded = NOTHING
@@ -109,7 +109,7 @@ class Store:
         """Inserts or replaces the row of a run (`status`: running, done, stopped, failed)."""
         ended = None if status == "running" else time.time()
         row = {"id": run_id, "kind": kind, "config": as_json(config), "status": status, "unseen": unrecorded.calls}
-        self._put("runs", {**row, "unrecorded_reason": unrecorded.reason, "started_at": started_at, "ended_at": ended})
+        self._writer.put("runs", run_id, {**row, "unrecorded_reason": unrecorded.reason, "started_at": started_at, "ended_at": ended})
 
     def flush(self, timeout_s: float = 60.0) -> None:
         """Returns once everything put before is committed.
@@ -117,12 +117,9 @@ class Store:
         Raises:
             StoreError: the database refused rows, or did not answer in time.
         """
-        if not self._writer.is_alive():
+        if not self._writer.alive:
             raise StoreError(f"the writer of the store {self.url!r} has ended; rows that were waiting are lost")
-        done = threading.Event()
-        self._queue.put(done)
-        self._hurry.set()
-        if not done.wait(timeout_s):
+        if not self._writer.flush(timeout_s):
             raise StoreError(f"the store {self.url!r} did not take its rows within {timeout_s:g} s")
         if self.dropped > self._reported:
             self._reported = self.dropped
@@ -131,59 +128,32 @@ class Store:
     def close(self) -> None:
         """Commits what is waiting and closes. Safe to call twice."""
         try:
-            if self._writer.is_alive():
+            if self._writer.alive:
                 self.flush()
         finally:
-            self._queue.put(None)  # the writer ends
-            self._hurry.set()
+            self._writer.end()
             self.engine.dispose()
 
-    def _write_forever(self) -> None:
-        while True:
-            rows: dict[str, dict[Any, dict[str, Any]]] = {"runs": {}, "rollouts": {}, "transitions": {}, "trims": {}}
-            items = self._next_batch()
-            waiting = [item for item in items if isinstance(item, threading.Event)]
-            for item in items:
-                if isinstance(item, tuple):
-                    table, row = item
-                    key = (row["rollout_id"], row["t"]) if table == "transitions" else row["id"]
-                    rows[table][key] = row
-            self._commit(rows)
-            for event in waiting:
-                event.set()
-            if items[-1] is None:
-                return
-
-    def _next_batch(self) -> list[Any]:
-        """What has been put, up to a batch or to where somebody waits. It sleeps in between instead of waking for each row, which took a
-        third of an evaluation's time."""
-        items: list[Any] = [self._queue.get()]
-        if isinstance(items[0], tuple) and self._queue.qsize() < _BATCH:
-            self._hurry.wait(_INTERVAL_S)
-        if self._queue.qsize() < _BATCH:
-            self._hurry.clear()
-        while len(items) < _BATCH and isinstance(items[-1], tuple):
-            try:
-                items.append(self._queue.get_nowait())
-            except queue.Empty:
-                break
-        return items
-
-    def _put(self, table: str, row: dict[str, Any]) -> None:
-        self._queue.put((table, row))
-        if self._queue.qsize() >= _BATCH:
-            self._hurry.set()
-
-    def _commit(self, rows: dict[str, dict[Any, dict[str, Any]]]) -> None:
+    def _commit(self, rows: Rows) -> None:
         """All rows in one transaction; where the database refuses it, row by row, so that one bad row costs only itself."""
-        batch = [(name, row) for name in rows for row in rows[name].values()]
-        if not batch or self._try(rows):
+        made = {table: {key: row for key, given in of.items() if (row := self._made(given)) is not None} for table, of in rows.items()}
+        if not any(made.values()) or self._try(made):
             return
-        for name, row in batch:
-            if not self._try({name: {0: row}}):
-                self.dropped += 1
+        for table, of in made.items():
+            for row in of.values():
+                if not self._try({table: {0: row}}):
+                    self.dropped += 1
 
-    def _try(self, rows: dict[str, dict[Any, dict[str, Any]]]) -> bool:
+    def _made(self, row: Any) -> dict[str, Any] | None:
+        """A row as it is written; None where it cannot be made, which is told like a row that the database refused."""
+        try:
+            made: dict[str, Any] = row() if isinstance(row, partial) else row
+        except Exception as error:
+            self._error, self.dropped = error, self.dropped + 1
+            return None
+        return made
+
+    def _try(self, rows: Rows) -> bool:
         tables = {"runs": schema.runs, "rollouts": schema.rollouts, "transitions": schema.transitions}
         for attempt in range(5):
             try:

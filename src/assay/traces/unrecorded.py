@@ -1,8 +1,7 @@
 """LM calls of open rollouts that no recorded engine made: counted where the SDKs' transports show them, unknown where nothing can."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 
 from assay.models.transports import blind_clients, watch
@@ -31,9 +30,8 @@ class UnrecordedCalls:
     def _both(self) -> "list[UnrecordedCalls]":
         return [self] if self.whole is None else [self, self.whole]
 
-    @contextmanager
-    def rollout(self, here: "Callable[[], UnrecordedCalls | None]") -> Iterator["UnrecordedCalls"]:
-        """The count of a rollout while it is open.
+    def opened(self, here: "Callable[[], UnrecordedCalls | None]") -> "UnrecordedCalls":
+        """The count of a rollout, until it is `closed`.
 
         Args:
             here: finds the count of the rollout that is open in a thread or task. Where none is, as in a thread that a program made by
@@ -45,13 +43,13 @@ class UnrecordedCalls:
             _here = here
             _open.append(count)
         watch(_saw, _hid)
-        try:
-            yield count
-        finally:
-            with _lock:
-                _open.remove(count)
-            if (reason := blind_clients()) is not None:
-                count.hide(reason)
+        return count
+
+    def closed(self) -> None:
+        with _lock:
+            _open.remove(self)
+        if (reason := blind_clients()) is not None:
+            self.hide(reason)
 
 
 _lock = threading.Lock()

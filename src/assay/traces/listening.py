@@ -1,0 +1,167 @@
+"""Tells the recorders at work which language models are called, which tools run, and which answers cannot be parsed.
+
+DSPy's callbacks tell the same, and took half of what recording costs: for each of five functions a prediction goes through they make an id and
+bind the arguments, for whoever listens to any. Here the three methods that matter are wrapped, once a process, and cost a look into DSPy's
+settings. Who listens travels in those settings, which DSPy copies into its worker threads and async tasks.
+"""
+
+import functools
+import inspect
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import dspy
+from dspy.clients.typesafe import TypeSafe
+
+from assay.models.transports import accounted
+
+__all__ = ["Listener", "listeners", "listening"]
+
+_KEY = "assay_listeners"
+_lock = threading.Lock()
+_installed = False
+_logger = logging.getLogger(__name__)
+
+
+class Listener(Protocol):
+    """What is told, in the thread or task where it happens. An exception is logged and never reaches the program."""
+
+    def lm_called(self, lm: Any) -> bool:
+        """A language model is about to be called. Whether it is counted here, and its requests need not be."""
+
+    def tool_began(self, tool: Any, arguments: dict[str, Any]) -> Any:
+        """A tool is about to run. What is returned is handed to `tool_ended`."""
+
+    def tool_ended(self, begun: Any, result: Any, error: BaseException | None) -> None:
+        """The tool has returned, or raised `error`."""
+
+    def parse_failed(self, text: str) -> None:
+        """An adapter could not parse this answer."""
+
+
+def listeners() -> tuple[Listener, ...]:
+    """Who listens in this thread or task."""
+    found = dspy.settings.get(_KEY)
+    return found if isinstance(found, tuple) else ()
+
+
+def listening(listener: Listener) -> dict[str, Any]:
+    """The settings for `dspy.context` within which one more listens; one that listens already is not told twice."""
+    _install()
+    return {_KEY: (*(other for other in listeners() if other is not listener), listener)}
+
+
+def _install() -> None:
+    global _installed
+    with _lock:
+        if _installed:
+            return
+        for owner, wrap in ((dspy.BaseLM, _counting), (TypeSafe, _counting), (dspy.Tool, _telling)):
+            for name in ("__call__", "acall"):
+                setattr(owner, name, wrap(getattr(owner, name)))
+        _watch_adapters()
+        _installed = True
+
+
+def _tell(told: Callable[..., Any], *what: Any) -> Any:
+    try:
+        return told(*what)
+    except Exception as error:
+        _logger.warning("%s could not take what it was told: %s: %s", told, type(error).__name__, error)
+        return None
+
+
+def _counting(plain: Any) -> Any:
+    """A model's call, of which the listeners hear before it is made."""
+
+    def counted(lm: Any) -> bool:
+        found = False
+        for listener in listeners():
+            found = bool(_tell(listener.lm_called, lm)) or found
+        return found
+
+    @functools.wraps(plain)
+    def call(lm: Any, *args: Any, **kwargs: Any) -> Any:
+        if not counted(lm):
+            return plain(lm, *args, **kwargs)
+        with accounted():
+            return plain(lm, *args, **kwargs)
+
+    @functools.wraps(plain)
+    async def acall(lm: Any, *args: Any, **kwargs: Any) -> Any:
+        if not counted(lm):
+            return await plain(lm, *args, **kwargs)
+        with accounted():
+            return await plain(lm, *args, **kwargs)
+
+    return acall if inspect.iscoroutinefunction(plain) else call
+
+
+class _Run:
+    """One run of a tool, told to everybody who listens."""
+
+    def __init__(self, tool: Any, arguments: dict[str, Any]) -> None:
+        self.begun = [(listener, _tell(listener.tool_began, tool, arguments)) for listener in listeners()]
+        self.result: Any = None
+
+    def __enter__(self) -> "_Run":
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
+        for listener, begun in self.begun:
+            _tell(listener.tool_ended, begun, self.result, error)
+
+
+def _telling(plain: Any) -> Any:
+    """A tool's call, of which the listeners hear before and after."""
+
+    @functools.wraps(plain)
+    def call(tool: Any, **arguments: Any) -> Any:
+        with _Run(tool, arguments) as run:
+            run.result = plain(tool, **arguments)
+        return run.result
+
+    @functools.wraps(plain)
+    async def acall(tool: Any, **arguments: Any) -> Any:
+        with _Run(tool, arguments) as run:
+            run.result = await plain(tool, **arguments)
+        return run.result
+
+    return acall if inspect.iscoroutinefunction(plain) else call
+
+
+def _watch_adapters() -> None:
+    """Adapters bring a `parse` of their own each: those that there are, and those that will be."""
+    plain = dspy.Adapter.__init_subclass__.__func__
+
+    def with_watched_parse(cls: Any, /, **kwargs: Any) -> None:
+        plain(cls, **kwargs)
+        cls.parse = _watched(cls.parse)
+
+    dspy.Adapter.__init_subclass__ = classmethod(with_watched_parse)
+    waiting = list(dspy.Adapter.__subclasses__())
+    while waiting:
+        adapter = waiting.pop()
+        waiting += adapter.__subclasses__()
+        adapter.parse = _watched(adapter.parse)
+
+
+def _watched(plain: Any) -> Any:
+    """A `parse` whose failure the listeners hear of, once, however many classes wrap it."""
+    if getattr(plain, "_assay_watched", False):
+        return plain
+
+    @functools.wraps(plain)
+    def parse(adapter: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return plain(adapter, *args, **kwargs)
+        except Exception:
+            text = str(args[1] if len(args) > 1 else kwargs.get("completion"))
+            for listener in listeners():
+                _tell(listener.parse_failed, text)
+            raise
+
+    parse._assay_watched = True  # type: ignore[attr-defined]
+    return parse

@@ -1,0 +1,80 @@
+"""What recorders are told beside DSPy's callbacks: tools, unparsed answers and calls of models that nobody observes."""
+
+import asyncio
+import inspect
+from typing import Any
+
+import dspy
+import pytest
+
+from assay.errors import FailureKind
+from assay.testing import scripted_lm
+from assay.traces import Recorder, Rollout
+
+
+def answer(request: object) -> str:
+    return "[[ ## answer ## ]]\n4\n\n[[ ## completed ## ]]"
+
+
+def double(x: int) -> int:
+    return 2 * x
+
+
+def test_recording_binds_no_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    def called(*_: Any, **__: Any) -> None:
+        raise AssertionError("DSPy's callbacks are at work")
+
+    recorder = Recorder()
+    with dspy.context(lm=scripted_lm(answer, observers=[recorder.observe])), recorder.active(), recorder.rollout(Rollout()) as rollout:
+        monkeypatch.setattr(inspect, "getcallargs", called)
+        dspy.Predict("question -> answer")(question="2+2?")
+        dspy.Tool(double)(x=2)
+    assert [(tool.name, tool.result) for tool in rollout.tools] == [("double", "4")]
+    assert recorder.unrecorded.count == 0
+
+
+def test_an_adapter_that_is_made_later_is_heard_when_it_cannot_parse() -> None:
+    recorder = Recorder()
+    lm = scripted_lm(answer, observers=[recorder.observe])
+    with recorder.active():  # what wraps adapters is in place
+
+        class Refusing(dspy.ChatAdapter):  # type: ignore[misc]
+            def parse(self, signature: Any, completion: str) -> dict[str, Any]:
+                raise ValueError("no")
+
+            def __call__(self, *args: Any, **kwargs: Any) -> Any:
+                return dspy.Adapter.__call__(self, *args, **kwargs)
+
+        with dspy.context(lm=lm, adapter=Refusing()), recorder.rollout(Rollout()) as rollout, pytest.raises(ValueError, match="no"):
+            dspy.Predict("question -> answer")(question="2+2?")
+    assert [t.failure for t in rollout.transitions] == [FailureKind.PARSE]
+
+
+def test_async_tools_and_models_are_heard_too() -> None:
+    async def both() -> None:
+        assert await dspy.Tool(double).acall(x=3) == 6
+        await scripted_lm(answer).acall("by itself")
+
+    recorder = Recorder()
+    with recorder.active(), recorder.rollout(Rollout()) as rollout:
+        asyncio.run(both())
+    assert [tool.result for tool in rollout.tools] == ["6"]
+    assert recorder.unrecorded.count == 1
+
+
+def test_two_recorders_hear_the_same_and_one_hears_once() -> None:
+    first, second = Recorder(), Recorder()
+    with first.active(), second.active(), first.active():
+        scripted_lm(answer)("nobody observes this")
+    assert (first.unrecorded.count, second.unrecorded.count) == (1, 1)
+
+
+def test_a_listener_that_fails_stays_out_of_the_programs_way(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("cannot listen")
+
+    recorder = Recorder()
+    monkeypatch.setattr(recorder, "tool_began", broken)
+    with recorder.active(), recorder.rollout(Rollout()):
+        assert dspy.Tool(double)(x=2) == 4
+    assert "cannot listen" in caplog.text
