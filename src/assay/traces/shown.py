@@ -144,6 +144,10 @@ def _plain(text: str) -> str:
     return "\n".join([line for raw in text.splitlines() if (line := " ".join(raw.split()))])
 
 
+def _fields(text: str) -> str:
+    return _plain(text.partition(_REQUEST)[0])
+
+
 @lru_cache(256)
 def _plain_words(text: str) -> tuple[str, frozenset[str]]:
     """A text in its plain form, with its words: how prompts end is the same for every task."""
