@@ -36,7 +36,7 @@ async def answer(request: web.Request) -> web.Response:
 @pytest.fixture
 def flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    (tmp_path / "mine.py").write_text(PROGRAM)
+    (tmp_path / "mine.py").write_text(PROGRAM + "\n\nclass Other(Mine):\n    pass\n")
     (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
     rows = [json.dumps({"question": f"What is {n}?", "answer": str(n % 5)}) for n in range(50)]
     (tmp_path / "data.jsonl").write_text("\n".join(rows))
@@ -64,7 +64,7 @@ def test_compile_tune_and_evaluate_say_how_often_the_test_split_was_opened(flags
 
 
 def test_compare_says_how_often_it_opened_the_test_split(flags: list[str]) -> None:
-    sides = ["compare", "mine.py:Mine", "mine.py:Mine", *flags]
+    sides = ["compare", "mine.py:Mine", "mine.py:Other", *flags]
     assert opened("2 times") + " (2 times by this job)" in " ".join(invoked(*sides, "--split", "test").split())
     assert json.loads(invoked(*sides, "--split", "test", "--json"))["test_openings"] == {"this_job": 2, "this_store": 4}
     assert json.loads(invoked(*sides, "--split", "val", "--json"))["test_openings"] is None
