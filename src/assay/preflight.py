@@ -24,6 +24,7 @@ from assay.judges.labels import Item
 from assay.models import LanguageModel
 from assay.models.failures import MODEL_FAILURES, is_refused
 from assay.models.hosted import HostedBackend
+from assay.models.lm import sibling
 from assay.models.scope import refusals_end_at_once
 from assay.optimizers import Session, Student
 from assay.optimizers.estimate import price_of
@@ -129,7 +130,7 @@ def preflight_judge(judge: Judge, items: Sequence[Item], session: Session, *, ma
         ModelError: a model answered on none of the items.
         BudgetExceeded, Cancelled: a cap was reached; what was asked is in the store.
     """
-    check_prices(session, max_cost_usd)
+    check_prices(session, max_cost_usd, judge=judge)
     before = session.meter.usage
     with session.phase("preflight"), session.context(), refusals_end_at_once():
         for part in _parts_of(judge):
@@ -167,17 +168,19 @@ def _require_answer(judge: Judge, items: Sequence[Item], session: Session) -> No
         )
 
 
-def check_prices(session: Session, max_cost_usd: float | None, *, unpriced: int = 0) -> None:
+def check_prices(session: Session, max_cost_usd: float | None, *, unpriced: int = 0, judge: Judge | None = None) -> None:
     """Refuses a cap on dollars where a model's price is not known.
 
     Args:
         unpriced: calls that were made and had no price.
+        judge: its own models, and those of members of a jury or cascade, need a price as well.
     Raises:
         ConfigError: names the models.
     """
     if max_cost_usd is None:
         return
-    used = {lm.model: lm for lm in (session.lm, session.judge_lm if session.rubric.needs_judge else None, session.prompt_lm) if lm is not None}
+    own = [sibling(session.lm, part.model) for part in _parts_of(judge) if part.model is not None] if judge is not None else []
+    used = {lm.model: lm for lm in (session.lm, session.judge_lm if session.rubric.needs_judge else None, session.prompt_lm, *own) if lm is not None}
     unknown = [name for name, lm in used.items() if price_of(lm) is None and (unpriced or _priced_by_name(lm))]
     if unknown or unpriced:
         raise ConfigError(

@@ -33,6 +33,7 @@ from assay.judging import judge_session, need_fields, question_key, rated_items
 from assay.models import sample_scope
 from assay.optimizers import Progress, Session, mean_interval
 from assay.optimizers.judged import Judged, judge_items
+from assay.preflight import check_prices
 from assay.rubrics import Rubric
 from assay.traces import Rollout, Store
 from assay.traces.records import person_digest
@@ -78,6 +79,7 @@ def _at_work(
         judge_session(run, built, progress, seed=config.seed) as session,
         session.phase(kind),
     ):
+        check_prices(session, config.max_cost_usd, judge=built)
         yield built, session
 
 

@@ -15,6 +15,8 @@ from assay.judges import Judge, ListwiseJudge, PairwiseJudge, PointwiseJudge
 from assay.judges.audit import BASES
 from assay.judging import question_key
 from assay.testing import scripted_lm
+from assay.testing.serving import served
+from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store
 from assay.verdicts import audit_judge, forget_rater, replay_anchors, score_rows, to_label
 
@@ -115,6 +117,20 @@ def test_scoring_stops_at_a_cap_and_goes_on(tmp_path: Path) -> None:
         score_rows(MOOD, data=str(rows), max_calls=10, **options(tmp_path, kind))
     done = score_rows(MOOD, data=str(rows), resume=True, max_calls=100, **options(tmp_path, kind))
     assert (done["n"], done["calls"] <= 30) == (30, True)
+
+
+@pytest.mark.parametrize("named", [{"model": "openai/m"}, {"model": "embedded/smollm2-135m"}])
+def test_a_cap_on_dollars_without_a_price_is_refused_before_the_first_call(tmp_path: Path, named: dict[str, str]) -> None:
+    upstream = ScriptedUpstream()
+    (tmp_path / "d.jsonl").write_text('{"output": "one"}\n{"output": "two"}\n')
+    judge = PointwiseJudge(GOOD.spec, shows=["output"], model="openai/m")
+    with served(upstream.app()) as address:
+        capped = {**named, "api_base": f"{address}/v1", "max_cost_usd": 1.0, "store": tmp_path / "a.db"}
+        with pytest.raises(ConfigError, match="no price is known for openai/m"):
+            score_rows(judge, data=str(tmp_path / "d.jsonl"), **capped)
+        with pytest.raises(ConfigError, match="no price is known for openai/m"):
+            audit_judge(PointwiseJudge(GOOD.spec, model="openai/m"), **capped)
+    assert upstream.calls == 0
 
 
 def test_a_few_verdicts_claim_no_interval_and_equal_ones_no_certainty(tmp_path: Path) -> None:
