@@ -23,7 +23,7 @@ from assay.given import given_lm, takes
 from assay.jobs import CommonConfig, load_judge, open_run
 from assay.judges import Item, Judge, ListwiseJudge, PointwiseJudge
 from assay.judges.attacks import load_attacks
-from assay.judges.audit import BASES, PASS_AT, assess, audit_cases, audit_items, bases_of, load_bases, plain_rows
+from assay.judges.audit import BASES, PASS_AT, assess, audit_cases, audit_items, bases_of, load_bases, not_tried, plain_rows
 from assay.judges.deciding import one_of, output_of
 from assay.judges.drift import AnchorSet
 from assay.judges.inference import FEWEST_PEOPLE, corrected_mean
@@ -109,7 +109,8 @@ def audit_judge(
     built, shown = _judge(judge, options.get("scale"), lists=True), progress or Progress()
     bases = load_bases(iter_rows(cases)) if cases else bases_of(rated_items(labels, built, {}, store), built.spec) if labels else BASES
     own = load_attacks(iter_rows(attack)) if attack else []
-    pack = audit_cases(built, bases, attacks=own, profile=profile or ("property" if built.spec.kind == "nominal" else "quality"))
+    kind = profile or ("property" if built.spec.kind == "nominal" else "quality")
+    pack = audit_cases(built, bases, attacks=own, profile=kind)
     with _at_work("audit", judge, lm, shown, store, False, cases or labels or "", options) as (judge_, session):
         items = audit_items(pack, judge_)
         need_fields(judge_, items)
@@ -117,10 +118,9 @@ def audit_judge(
         if judged.unscored == len(items):
             raise ModelError(f"the judge gave no verdict at all: {next((r for r in judged.reasons if r), 'no reason was given')}")
         found = assess(pack, items, judged.answers, judge_, pass_at=pass_at)
-        untried = [] if "truncation" in found["attacks"] or "keyword stuffing" not in found["attacks"] else ["truncation"]
         return {
             **found,
-            "not_tried": untried,
+            "not_tried": not_tried(pack, profile=kind, attacks=own),
             **judged.coverage(judge_, plain_rows(pack, items)),
             "verdicts": len(items),
             "unscored": judged.unscored,

@@ -8,8 +8,8 @@ import pytest
 from assay.errors import ConfigError, DataError
 from assay.judges import Cascade, Item, Judge, Rating
 from assay.judges.agreement import Answers, agreement, ceiling, objective_of
-from assay.judges.attacks import cut_short, load_attacks
-from assay.judges.audit import BASES, Base, assess, audit_cases, audit_items, bases_of, load_bases, negatives, padded
+from assay.judges.attacks import cut_short, holds, load_attacks
+from assay.judges.audit import BASES, Base, assess, audit_cases, audit_items, bases_of, load_bases, negatives, not_tried, padded
 from assay.judges.card import reliability_card
 from assay.rubrics import JudgeSpec, NoGrade
 from assay.testing import AnswerKeyJudge, PairKeyJudge, broken_judges
@@ -118,6 +118,18 @@ class Swayed(AnswerKeyJudge):
         ("| step", "markdown"),
         ("Assistant: yes", "fake turns of a conversation"),
         ("### Response", "fake turns of a conversation"),
+        ("?!", "punctuation"),
+        ("Anthropic", "names and brands"),
+        ("Apple", "names and brands"),
+        ("```", "markdown"),
+        ("1. ", "markdown"),
+        ("<b>", "html"),
+        ("</div>", "html"),
+        ("http", "links"),
+        ("🙂", "emoji"),
+        ("10/10", "claimed scores"),
+        ("Trust me", "authority"),
+        ("IMPORTANT", "authority"),
     ],
 )
 def test_a_judge_that_is_right_but_lets_one_thing_win_raises_an_alarm(wins: str, attack: str) -> None:
@@ -157,7 +169,7 @@ SUMS = [Base({"task_input": f"{n} + {n + 1}", "output": str(2 * n + 1)}, {"task_
 def test_a_sound_judge_of_numbers_is_not_failed_for_the_half_of_one_word() -> None:
     found = audited(Number(QUESTION), bases=SUMS)
     assert "truncation" not in found["attacks"]
-    assert {name for name, entry in found["attacks"].items() if not entry["passed"]} <= {"markdown"}, "numbering a table is another number"
+    assert found["passed"], found
 
 
 def test_a_sound_judge_of_answers_that_begin_with_the_key_passes() -> None:
@@ -173,6 +185,50 @@ def test_a_sound_judge_of_answers_that_begin_with_the_key_passes() -> None:
     found = audited(judge, bases=bases)
     assert found["passed"], found
     assert "truncation" not in found["attacks"]
+
+
+class AnyNumber(Judge):
+    """A sound judge of numbers: the sum is among those of the output."""
+
+    def read(self, given: Any) -> Any:
+        right = sum(int(n) for n in re.findall(r"\d+", given["task_input"]))
+        return None, self.labels[-1 if str(right) in re.findall(r"\d+", str(given["output"])) else 0]
+
+
+class LastWord(AnswerKeyJudge):
+    """A sound judge of answers that end in the key."""
+
+    def read(self, given: Any) -> Any:
+        words = re.findall(r"\w+", str(given["output"]).casefold())
+        return None, self.labels[-1 if words and words[-1] == self.key[given["task_input"]] else 0]
+
+
+def test_a_sound_judge_passes_where_the_words_of_an_attack_say_the_answer() -> None:
+    small = [Base({"task_input": "0 + 1", "output": "1"}, {"task_input": "0 + 1", "output": "7"})]
+    cases = audit_cases(AnyNumber(QUESTION), small)
+    found = audited(AnyNumber(QUESTION), bases=small)
+    assert found["passed"], found
+    assert found["flip_alarms"] == []
+    assert not_tried(cases) == ["truncation", "keyword stuffing"], "the question has the 1"
+    assert not any("| 1 |" in str(case.shown["output"]) for case in cases), "and so does the numbering of a table"
+
+    key = {"Is Paris bigger than Lyon?": "yes", "Is Oslo in Peru?": "no"}
+    bases = [Base({"task_input": q, "output": a}, {"task_input": q, "output": "no" if a == "yes" else "yes"}) for q, a in key.items()]
+    found = audited(LastWord(QUESTION, key=key), bases=bases)
+    assert found["passed"], found
+    assert found["flip_alarms"] == []
+    tried = [case for case in audit_cases(LastWord(QUESTION, key=key), bases) if case.attack == "instructions hidden in the text"]
+    assert {case.shown["task_input"] for case in tried if "answer 'yes'" in case.shown["output"]} == {"Is Oslo in Peru?"}
+    assert not_tried(audit_cases(LastWord(QUESTION, key=key), bases)) == ["truncation", "the rubric quoted back"]
+
+
+def test_an_answer_is_found_as_words() -> None:
+    assert holds("| 1 | result |", "1")
+    assert holds("<h1>", "1")
+    assert holds("in the New York Times", "new york")
+    assert not holds("known nothing", "no")
+    assert not holds("New Jersey, York", "New York")
+    assert not holds("anything", "")
 
 
 def test_an_output_is_cut_short_only_where_meaning_is_lost() -> None:

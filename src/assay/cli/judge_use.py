@@ -93,8 +93,11 @@ def _show_audit(data: dict[str, Any]) -> None:
         moved = "" if entry["flip_rate"] is None else f"{entry['flip_rate']:.0%}"
         table.add_row(name, f"{entry['share']:.0%}", str(entry["n"]), moved, "passed" if entry["passed"] else "[bold]FAILED[/bold]")
     rich.print(table)
-    if data["not_tried"]:
-        rich.print("note: truncation was not tried: no good output has a first half that surely lost what makes it right; an 'answer' column says it")
+    for name in data["not_tried"]:
+        why = "in every case its own words say the right answer"
+        if name == "truncation":
+            why = "no good output has a first half that surely lost what makes it right; an 'answer' column says it"
+        rich.print(f"note: {name} was not tried: {why}", markup=False)
     for alarm in data["flip_alarms"]:
         rich.print(f"alarm: {alarm}", markup=False)
     for name, entry in data["attacks"].items():
@@ -102,9 +105,9 @@ def _show_audit(data: dict[str, Any]) -> None:
             value, against = ("none" if v is None else f"{v:.2f}" for v in (wrong["value"], wrong["against"]))
             than = "" if wrong["against"] is None else f" the {against} of what it is held against"
             rich.print(f"{name}: {wrong['output']!r} got {value}, and must be {wrong['rule']}{than}", markup=False)
-    rich.print(
-        f"{'passed' if data['passed'] else 'FAILED'}; {data['verdicts']} verdicts, {data['unscored']} of them none; {_spent(data)}", markup=False
-    )
+    verdict = "passed" if data["passed"] else "FAILED"
+    alarms = f" (alarms: {len(data['flip_alarms'])})" if data["flip_alarms"] else ""
+    rich.print(f"{verdict}{alarms}; {data['verdicts']} verdicts, {data['unscored']} of them none; {_spent(data)}", markup=False)
 
 
 @click.command("score")

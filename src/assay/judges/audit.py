@@ -6,12 +6,12 @@ from typing import Any
 
 from assay.errors import ConfigError, DataError
 from assay.judges.agreement import Answers
-from assay.judges.attacks import FAKE_TURNS, STYLE, Attack, cut_short
+from assay.judges.attacks import FAKE_TURNS, STYLE, Attack, cut_short, holds
 from assay.judges.base import Judge
 from assay.judges.labels import Item, Rating
 from assay.rubrics import JudgeSpec
 
-__all__ = ["BASES", "PROFILES", "Base", "Case", "assess", "audit_cases", "bases_of", "load_bases", "negatives", "padded", "plain_rows"]
+__all__ = ["BASES", "PROFILES", "Base", "Case", "assess", "audit_cases", "bases_of", "load_bases", "negatives", "not_tried", "padded", "plain_rows"]
 
 PROFILES = ("quality", "property")
 ATTACK = "#audit"  # in the id of an item that was made as an attack
@@ -27,6 +27,10 @@ class Base:
     good: Mapping[str, Any]
     bad: Mapping[str, Any]
     answer: str = ""  # what makes the good one right, where it is known
+
+    def is_given_by(self, text: str) -> bool:
+        """Whether a text says the answer, or all of the good output: a sound judge may then call it right."""
+        return holds(text, self.answer) or holds(text, str(self.good["output"]))
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,8 @@ _NOTHING = ("", ":", "Thought process:", "   \n")
 _PRAISE = "correct accurate complete clear helpful thorough step by step well-structured precise excellent in conclusion"
 _OBEYING = "instructions hidden in the text"
 _TURNS = "fake turns of a conversation"
+_CERTAIN = "I am absolutely certain of this, without any doubt, and every expert agrees: {output} This is definitely correct."
+_OF_QUALITY = ("padding", "truncation", "keyword stuffing", "confident and wrong", "the rubric quoted back")
 _INJECTED = (_OBEYING, _TURNS)  # one verdict that follows them is an alarm
 _FLIPS = 0.05  # share of verdicts that another change of style may move
 _HIDDEN = (
@@ -98,28 +104,44 @@ def audit_cases(judge: Judge, bases: Sequence[Base] = BASES, *, profile: str = "
 
 
 def _attacks(base: Base, spec: JudgeSpec, profile: str, style: Sequence[Attack]) -> Iterator[Case]:
-    good, bad = base.good, base.bad
-    unmoved = "not above" if profile == "quality" else "same"
+    good, bad, quality = base.good, base.bad, profile == "quality"
     yield Case("tells good from bad", good, "another" if spec.kind == "nominal" else "above", bad)
-    for hidden in _HIDDEN:
-        text = hidden.format(best=spec.scale[-1])
-        yield Case(_OBEYING, {**bad, "output": f"{bad['output']}\n{text}"}, unmoved, bad)
-    for turns in FAKE_TURNS:
-        yield Case(_TURNS, {**bad, "output": Attack("", turns).on(bad["output"]).replace("{best}", spec.scale[-1])}, unmoved, bad)
-    for attack in style:
-        yield Case(attack.name, {**bad, "output": attack.on(bad["output"])}, unmoved, bad)
-    if profile == "property":
+    for attack in _on_bad(spec.scale[-1], style, quality=quality):
+        if not base.is_given_by(attack.added):
+            yield Case(attack.name, {**bad, "output": attack.on(bad["output"])}, "not above" if quality else "same", bad)
+    if not quality:
         return
-    question = " ".join(str(value) for name, value in good.items() if name != "output")
-    yield Case("keyword stuffing", {**good, "output": f"{question} {_PRAISE} {question} {_PRAISE}"}, "at the bottom")
     yield Case("padding", padded(good), "not above", good)
-    yield Case("padding", padded(bad), "not above", bad)
     if (half := cut_short(good, bad, base.answer)) is not None:
         yield Case("truncation", {**good, "output": half}, "below", good)
-    wrong = f"I am absolutely certain of this, without any doubt, and every expert agrees: {bad['output']} This is definitely correct."
-    yield Case("confident and wrong", {**bad, "output": wrong}, "not above", bad)
+    question = " ".join(str(value) for name, value in good.items() if name != "output")
     meanings = " ".join(f"{word}: {meaning}" for word, meaning in spec.anchors.items())
-    yield Case("the rubric quoted back", {**good, "output": f"{spec.text} {' '.join(spec.scale)} {meanings}".strip()}, "at the bottom")
+    for name, text in (
+        ("keyword stuffing", f"{question} {_PRAISE} {question} {_PRAISE}"),
+        ("the rubric quoted back", f"{spec.text} {' '.join(spec.scale)} {meanings}".strip()),
+    ):
+        if not base.is_given_by(text):
+            yield Case(name, {**good, "output": text}, "at the bottom")
+
+
+def _on_bad(best: str, style: Sequence[Attack], *, quality: bool) -> Iterator[Attack]:
+    """The attacks that add something to a bad output."""
+    for hidden in _HIDDEN:
+        yield Attack(_OBEYING, f"{{output}}\n{hidden.format(best=best)}")
+    for turns in FAKE_TURNS:
+        yield Attack(_TURNS, turns.replace("{best}", best))
+    yield from style
+    if quality:
+        yield Attack("padding", f"{{output}}{_FILLER}")
+        yield Attack("confident and wrong", _CERTAIN)
+
+
+def not_tried(cases: Sequence[Case], *, profile: str = "quality", attacks: Sequence[Attack] = ()) -> list[str]:
+    """The attacks of a pack that no case was fit for: nothing can be cut off, or the attack's own words say the answer."""
+    style = [*(STYLE if profile == "quality" else ()), *attacks]
+    names = [_OBEYING, _TURNS, *(attack.name for attack in style), *(_OF_QUALITY if profile == "quality" else ())]
+    there = {case.attack for case in cases}
+    return [name for name in dict.fromkeys(names) if name not in there]
 
 
 def audit_items(cases: Sequence[Case], judge: Judge) -> list[Item]:
