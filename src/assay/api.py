@@ -33,6 +33,7 @@ from assay.programs.loading import full_name
 from assay.programs.wrapping import as_prediction
 from assay.reprs import Shown
 from assay.rubrics import Rubric
+from assay.showing import carried_by
 from assay.traces import Recorder, Rollout
 from assay.traces.missed import NOTHING, Unrecorded
 from assay.traces.sealing import Openings, claim_salt, openings_line, resolve_salt
@@ -167,7 +168,7 @@ def predictor(
             claim_salt(opened, salt)
         recorder = Recorder(opened)
         if artifact is not None:
-            recorder.carried = frozenset((artifact.manifest.get("shown") or {}).get("tasks", ()))
+            recorder.carried = carried_by(artifact)
         lm = get_lm(name, observers=[recorder.observe], **client)
         if artifact:
             check_pinned(artifact, lm)

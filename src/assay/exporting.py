@@ -238,8 +238,9 @@ def forget_subject(subject: str, *, store: str | Path | None = None) -> dict[str
     response cache.
 
     Returns:
-        `removed` (rollouts), `prompts_emptied` (calls of others that showed a task of theirs), `cached_answers_removed`, and
-        `made_from_them`: artifacts, exports and adapters, which are not changed. Delete them, or make them anew.
+        `removed` (rollouts), `prompts_emptied` (calls of others that showed a task of theirs), `cached_answers_removed`,
+        `unowned_answers_removed` (all cached answers whose request is not on record, as older versions kept them), and `made_from_them`:
+        artifacts, exports, and adapters trained on either or after such an adapter. They are not changed: delete them, or make them anew.
     Raises:
         CacheError: the response cache could not be written.
     """
@@ -248,18 +249,27 @@ def forget_subject(subject: str, *, store: str | Path | None = None) -> dict[str
         person = subject_digest(subject)
         made = opened.artifacts_of(person)
     cache = home_of(store) / "cache" / "responses.db"
-    answers = _forget_answers(cache, [request for request, _, _ in erased.calls]) if cache.is_file() else 0
-    adapters = [str(adapter.path) for adapter in list_adapters() if _made_from(adapter.made, person, made)]
+    known = bool(erased.removed or erased.tasks or erased.prompts)
+    answers, unowned = _forget_answers(cache, [request for request, _, _ in erased.calls]) if cache.is_file() and known else (0, 0)
     return {
         "subject": subject, "removed": erased.removed, "prompts_emptied": erased.prompts, "cached_answers_removed": answers,
-        "made_from_them": [*made, *adapters],
+        "unowned_answers_removed": unowned, "made_from_them": [*made, *_adapters_of(person, made)],
     }  # fmt: skip
 
 
-def _forget_answers(path: Path, requests: Sequence[dict[str, Any]]) -> int:
+def _adapters_of(person: str, made: Sequence[str]) -> list[str]:
+    """Paths of adapters that were trained on a person's data, and of those that were trained after one of them."""
+    every, found = list_adapters(), dict[str, str]()  # paths by hash
+    for adapter in sorted(every, key=lambda one: len(one.after)):
+        if _made_from(adapter.made, person, made) or found.keys() & set(adapter.after):
+            found[adapter.sha256] = str(adapter.path)
+    return sorted(found.values())
+
+
+def _forget_answers(path: Path, requests: Sequence[dict[str, Any]]) -> tuple[int, int]:
     cache = ResponseCache(path)
     try:
-        return cache.forget(requests)
+        return cache.forget(requests), cache.forget_unowned()
     finally:
         cache.close()
 

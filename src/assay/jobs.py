@@ -33,12 +33,13 @@ from assay.optimizers.evaluation import finished_runs
 from assay.optimizers.executors import EXECUTORS, Outbox, RayExecutor
 from assay.optimizers.reserve import Decisions
 from assay.optimizers.session import has_tools
-from assay.programs import load_program, program_inputs, program_state, program_version
+from assay.programs import load_program, program_inputs, program_version
 from assay.programs.loading import program_class
 from assay.programs.wrapping import wrapped
 from assay.rubrics import Rubric
 from assay.rubrics import load_rubric as read_rubric
 from assay.running import cancelled_by_signals, only_one
+from assay.showing import carried_by, shown_by
 from assay.sourcecode import qualified_name
 from assay.traces import Recorder, Store, shown_url, store_url
 from assay.traces.missed import Unrecorded
@@ -322,7 +323,7 @@ def _keep_splits(job: Job, opens_as: str) -> None:
     splits = job.splits
     know_tasks(job.store, splits.parts())
     if job.artifact is not None:
-        job.session.recorder.carried = frozenset((job.artifact.manifest.get("shown") or {}).get("tasks", ()))
+        job.session.recorder.carried = carried_by(job.artifact)
         told = json.loads((job.artifact.path / "splits.json").read_text(encoding="utf-8")).get("tasks") or {}
         know_splits(job.store, {name: [(content, "") for content in hashes] for name, hashes in told.items() if name in SPLITS})
 
@@ -391,48 +392,10 @@ def _source_of(program: dspy.Module) -> str:
         return ""
 
 
-def _shown_by(job: Job, student: Student) -> dict[str, Any]:
-    """Tasks whose demonstrations a program shows, as content hashes, and the people they are of, as hashes of their names."""
-    recorder = job.session.recorder
-    tasks = {task.content_hash: task for task in job.splits.train + job.splits.val}
-    texts = [json.dumps(demo, ensure_ascii=False, default=str) for demo in _demos_in(program_state(student.program))]
-    found = {task for text in texts for task in recorder.texts.within(_readable(text))} | set(recorder.carried)
-    found |= set(recorder.shown) & tasks.keys() if texts else set()
-    people = {subject_digest(str(tasks[task].metadata["data_subject"])) for task in found & tasks.keys() if tasks[task].metadata.get("data_subject")}
-    before = (job.artifact.manifest.get("shown") or {}) if job.artifact else {}
-    return {"tasks": sorted(found), "people": sorted(people | set(before.get("people", ())))}
-
-
-def _readable(text: str) -> str:
-    """JSON text with its strings as they read, one a line."""
-    lines: list[str] = []
-
-    def walk(value: Any) -> None:
-        if isinstance(value, dict):
-            for part in value.values():
-                walk(part)
-        elif isinstance(value, list):
-            for part in value:
-                walk(part)
-        else:
-            lines.append(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
-
-    walk(json.loads(text))
-    return "\n".join(lines)
-
-
-def _demos_in(state: Any) -> list[Any]:
-    """Demonstrations anywhere in a program's state."""
-    if isinstance(state, dict):
-        own = [demo for name in ("demos", "pool") for demo in state.get(name) or () if isinstance(state.get(name), list)]
-        return own + [demo for name, part in state.items() if name not in ("demos", "pool") for demo in _demos_in(part)]
-    return [demo for part in state for demo in _demos_in(part)] if isinstance(state, list) else []
-
-
 def keep_artifact(job: Job, student: Student, folder: Path, result: Mapping[str, Any], report: str) -> Path:
     """Writes a job's artifact, and remembers in the store whose data its tasks were: a person who is forgotten is told of it."""
     splits, manifest = job.splits, _program_manifest(job, student, result)
-    manifest["shown"] = _shown_by(job, student)
+    manifest["shown"] = shown_by(student.program, job.session.recorder, splits.train + splits.val, parent=job.artifact)
     path = save_artifact(folder.resolve(), student.program, manifest, splits=splits.manifest(), report=report)
     if (note := check_loads(path, student.program)) is not None:
         job.session.progress.say(f"note: {note}")

@@ -252,7 +252,14 @@ def test_people_rate_and_are_forgotten_from_the_command_line() -> None:
     assert list(json.loads(done.stdout)["rated"].values()) == [0.9]
     assert "no number from 0 to 1" in done.stderr
     found = json.loads(run("traces", "forget", "ann", "--json").stdout)
-    assert found == {"subject": "ann", "removed": 3, "prompts_emptied": 0, "cached_answers_removed": 0, "made_from_them": []}
+    assert found == {
+        "subject": "ann",
+        "removed": 3,
+        "prompts_emptied": 0,
+        "cached_answers_removed": 0,
+        "unowned_answers_removed": 0,
+        "made_from_them": [],
+    }
     assert json.loads(run("traces", "stats", "--json").stdout)["transitions"] == 0
     failed = run("export", "sft", "--out", "o", "--json")
     assert failed.returncode == 2

@@ -10,13 +10,16 @@ import assay
 from assay.datasets.tasks import content_hash
 from assay.errors import ConfigError, DataError, MissingExtra
 from assay.exporting import forget_subject
+from assay.models.adapters import find_adapter, keep_adapter
+from assay.models.cache import ResponseCache
+from assay.optimizers.weights.sft import SFTConfig, train_sft
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store, Transition, privacy_gazetteers
 from assay.traces import shown as shown_module
 from assay.traces.gates import GateReport, Gates, UngatedExport
 from assay.traces.sealing import know_splits
 from assay.traces.selection import Selection
-from assay.traces.shown import TaskTexts
+from assay.traces.shown import Carried, TaskTexts
 
 LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)
 BOTH = Selection(tenants=("north", "south"))
@@ -237,3 +240,59 @@ def test_names_that_were_not_looked_for_are_a_warning_by_default_and_refused_whe
         assay.export("transitions", "four", privacy="names", **options)
     with pytest.raises(ConfigError, match="privacy='maybe'"):
         Gates(privacy="maybe")
+
+
+def test_answers_of_unknown_requests_are_erased_with_a_person(job: dict[str, Any]) -> None:
+    """As versions cached them that kept no requests: whose they are cannot be told."""
+    assay.collect("p.py:One", n=1, **job)
+    place = Path(".assay/cache/responses.db")
+    cache = ResponseCache(place)
+    cache.put("ab" * 32, {"response": {}})
+    cache.close()
+    assert forget_subject("nobody", store=job["store"])["unowned_answers_removed"] == 0
+    at = next(at for at in range(12) if forget_subject(f"Person {at}", store=job["store"])["removed"])
+    cache = ResponseCache(place)
+    assert at >= 0
+    assert cache.get("ab" * 32) is None
+    cache.close()
+
+
+@pytest.mark.slow
+def test_an_adapter_trained_on_an_export_and_one_after_it_are_named(embedded: str, job: dict[str, Any]) -> None:
+    assay.collect("p.py:One", n=1, **{**job, "sizes": {"train": 2}})
+    report = assay.export("sft", "out", store=job["store"], selection=BOTH, gates=LOOSE, min_quality=0.0)
+    trained = train_sft(report.path, "first", SFTConfig(model=embedded, rank=2, epochs=1, max_length=256, held_out=0.0, min_quality=0.0))
+    first = find_adapter("first")
+    keep_adapter("after", trained.path, base="smollm2-135m", after=[first])  # as if trained on other data
+    keep_adapter("apart", trained.path, base="smollm2-135m")
+    named: list[str] = []
+    for at in range(12):
+        named += forget_subject(f"Person {at}", store=job["store"])["made_from_them"]
+    assert set(named) == {str(report.path), str(first.path), str(find_adapter("after").path)}
+
+
+# -- loaded artifacts
+
+
+def test_only_demonstrations_in_the_prompt_are_shown() -> None:
+    one, two, blind = (["Which river is it?", "the Aare"], ["t1"]), (["Which mountain is it?", "Eiger"], ["t2"]), (["a", "b"], [])
+    carried = Carried(["t1", "t2", "t3"], [one, two])
+    assert carried.shown(["You answer.", "question: Which  river is it?", "the Aare"]) == {"t1"}
+    assert carried.shown(["You answer."]) == set()
+    assert Carried(["t1", "t3"], [one, blind]).shown(["You answer."]) == {"t3"}  # no line tells it: it may be there
+    assert Carried(["t1", "t2"]).shown(["You answer."]) == {"t1", "t2"}  # an artifact of an older version
+
+
+def test_calls_of_an_artifact_of_nearest_demonstrations_show_those_that_are_in_them(job: dict[str, Any]) -> None:
+    made = assay.compile("p.py:One", optimizer="KNNFewShot", out="a", **job)
+    Path("other.jsonl").write_text(
+        "".join(json.dumps({"question": f"Quite another question, number {at}?", "answer": "7"}) + "\n" for at in range(60))
+    )
+    assay.evaluate(str(made.artifact), split="val", **{**job, "data": "other.jsonl", "store": "new/s.db", "sizes": {"val": 3}})
+    with Store("new/s.db") as store:
+        calls = [call for r in store.rollouts() for call in store.rollout(r.id).transitions]
+    every = json.loads((made.artifact / "manifest.json").read_text())["shown"]["tasks"]
+    for call in calls:
+        text = json.dumps(call.request)
+        assert set(call.shown_tasks) == {task(at) for at in range(20) if question(at) in text} < set(every)
+    assert any(call.shown_tasks for call in calls)

@@ -275,6 +275,8 @@ def forget(subject: str, store: str | None, as_json: bool) -> None:
     click.echo(
         f"{data['prompts_emptied']} prompts of others that showed their tasks emptied, {data['cached_answers_removed']} cached answers removed"
     )
+    if data["unowned_answers_removed"]:
+        click.echo(f"{data['unowned_answers_removed']} cached answers of an older version removed: whose they are cannot be told")
     for made in data["made_from_them"]:
         click.echo(f"made from them before: {made}")
 

@@ -120,6 +120,20 @@ class ResponseCache:
             raise CacheError(f"answers in {self.path} could not be erased: {error}") from error
         return removed
 
+    def forget_unowned(self) -> int:
+        """Erases the answers of which no request is on record, as older versions kept them: whose they are cannot be told.
+
+        Raises:
+            CacheError: the file could not be written.
+        """
+        try:
+            with self._lock:
+                owned = "SELECT lower(hex(key)) FROM asked"
+                removed = self._db.execute(f"DELETE FROM answers WHERE key NOT IN ({owned})").rowcount
+                return removed + (self._db.execute("DELETE FROM responses").rowcount if self._has_former else 0)
+        except sqlite3.Error as error:
+            raise CacheError(f"answers in {self.path} could not be erased: {error}") from error
+
     def _delete(self, key: str) -> int:
         removed = self._db.execute("DELETE FROM answers WHERE id = ? AND key = ?", (_row_id(key), key)).rowcount
         former = self._db.execute("DELETE FROM responses WHERE key = ?", (key,)).rowcount if self._has_former else 0

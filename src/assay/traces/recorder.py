@@ -22,7 +22,7 @@ from assay.traces.identity import RolloutIds, outside_id
 from assay.traces.listening import listeners, listening
 from assay.traces.missed import NOTHING, Unrecorded
 from assay.traces.records import Rollout, ToolCall, Transition
-from assay.traces.shown import TaskTexts, message_texts
+from assay.traces.shown import Carried, TaskTexts, message_texts
 from assay.traces.store import Store
 from assay.traces.unrecorded import UnrecordedCalls
 
@@ -113,7 +113,7 @@ class Recorder:
         self.resumed, self._ids = resumed, RolloutIds() if replayable else None
         self._missed = UnrecordedCalls(unrecorded)
         self.texts = TaskTexts()  # tasks that demonstrations may come from
-        self.carried: frozenset[str] = frozenset()  # tasks whose demonstrations the program brought along, as its artifact says
+        self.carried = Carried()  # tasks whose demonstrations the program brought along, as its artifact says
         self.shown: set[str] = set()  # all that was shown so far
         self._lock = threading.Lock()
         self._running: set[int] = set()  # tool calls, by the identity of their records
@@ -240,7 +240,7 @@ class Recorder:
 
     def _shown(self, call: Call, here: _Open) -> tuple[str, ...]:
         """The tasks that a call shows beside its own."""
-        if not self.texts and not self.carried:
+        if not self.texts and not self.carried.tasks:
             return ()
         messages = message_texts(chat_messages(call.request))
         own = here.content
@@ -248,8 +248,8 @@ class Recorder:
             found = self.texts.shown(messages, own=own)
             if own and self.texts:
                 self.texts.asked(own, messages)
-        if self.carried and len(messages) > 2:  # more than instructions and the task at hand
-            found = tuple(sorted({*found, *self.carried} - {own}))
+        if self.carried.tasks and len(messages) > 2:  # more than instructions and the task at hand
+            found = tuple(sorted({*found, *self.carried.shown(messages[:-1])} - {own}))
         return found
 
     def _outside(self) -> Rollout:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["OwnTask", "TaskTexts", "message_texts"]
+__all__ = ["Carried", "OwnTask", "TaskTexts", "message_texts"]
 
 _WORD = re.compile(r"\w+")
 _SHORT = 12  # characters under which a text must stand by itself in its line
@@ -81,6 +81,36 @@ class TaskTexts:
                 self._read.clear()
             known = self._read[key] = (within, hash(fields) if fields else None)
         return known
+
+
+class Carried:
+    """Tasks that a program's own demonstrations show, found in prompts by the demonstrations' text.
+
+    A demonstration counts as shown where a line of it is in the prompt, or where it has no line by which it could be told. It then
+    shows the tasks that it is known to come from, or, where that is not known, all that no other demonstration comes from.
+
+    Args:
+        tasks: content hashes of all tasks that may be shown.
+        demos: by demonstration: its lines, and the tasks that it is known to show. Without any, every prompt may show all tasks.
+    """
+
+    def __init__(self, tasks: Iterable[str] = (), demos: Sequence[tuple[Sequence[str], Sequence[str]]] | None = None) -> None:
+        self.tasks = frozenset(tasks)
+        known = {task for _, shown in demos or () for task in shown}
+        self._demos = None if demos is None else [(_told_by(lines), frozenset(shown) or self.tasks - known) for lines, shown in demos]
+
+    def shown(self, messages: Sequence[str]) -> frozenset[str]:
+        """Content hashes of the tasks that messages show."""
+        if self._demos is None:
+            return self.tasks
+        text = _plain("\n".join(messages))
+        return frozenset(task for lines, tasks in self._demos if not lines or any(line in text for line in lines) for task in tasks)
+
+
+def _told_by(lines: Iterable[str]) -> list[str]:
+    """Lines that are long enough to tell a demonstration, and the same in JSON as in text."""
+    plain = (" ".join(line.split()) for line in lines)
+    return [line for line in plain if len(line) >= _SHORT and line.isascii() and not {'"', "\\"} & set(line)]
 
 
 class OwnTask:
