@@ -259,11 +259,12 @@ def forget_subject(subject: str, *, store: str | Path | None = None) -> dict[str
 
 def _adapters_of(person: str, made: Sequence[str]) -> list[str]:
     """Paths of adapters that were trained on a person's data, and of those that were trained after one of them."""
-    every, found = list_adapters(), dict[str, str]()  # paths by hash
-    for adapter in sorted(every, key=lambda one: len(one.after)):
-        if _made_from(adapter.made, person, made) or found.keys() & set(adapter.after):
-            found[adapter.sha256] = str(adapter.path)
-    return sorted(found.values())
+    found, paths = set[str](), list[str]()
+    for adapter in sorted(list_adapters(), key=lambda one: len(one.after)):
+        if _made_from(adapter.made, person, made) or found & set(adapter.after):
+            found.add(adapter.sha256)
+            paths.append(str(adapter.path))
+    return sorted(paths)
 
 
 def _forget_answers(path: Path, requests: Sequence[dict[str, Any]]) -> tuple[int, int]:
