@@ -24,8 +24,8 @@ from assay.models import Meter, get_lm
 from assay.models.roles import Endpoint
 from assay.optimizers import AUTO_SEARCH_CALLS, CompileConfig, CompileOutcome, Evaluation, Gain, Progress, Student, compile_prompts
 from assay.optimizers import evaluate as run_evaluation
-from assay.optimizers.estimate import Estimate, estimate_compile
-from assay.optimizers.reserve import announce_splits, too_few_to_score
+from assay.optimizers.estimate import Estimate, estimate_compile, minutes_text
+from assay.optimizers.reserve import announce_splits, forecast_pair, plan_report, too_few_to_score
 from assay.optimizers.session import Measured
 from assay.preflight import checked
 from assay.programs import load_program, program_inputs, program_version
@@ -72,7 +72,7 @@ class CompileReport(Shown):
             "cached": usage.cached,
             "repeated_calls": usage.repeated,
             "tokens": usage.tokens,
-            "cost_usd": usage.cost_usd,
+            "cost_usd": usage.known_cost_usd,
             "unpriced_calls": usage.unpriced,
             **self.unrecorded.to_dict(),
             "rows_not_stored": self.dropped_rows,
@@ -109,7 +109,7 @@ class EvaluationReport(Shown):
         usage = self.meter.usage
         return {
             "result": self.evaluation.report(), "split": self.split, "calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated,
-            "tokens": usage.tokens, "cost_usd": usage.cost_usd, "stopped": self.stopped, "alarms": list(self.alarms), "notes": list(self.notes),
+            "tokens": usage.tokens, "cost_usd": usage.known_cost_usd, "stopped": self.stopped, "alarms": list(self.alarms), "notes": list(self.notes),
             "corrected": dict(self.corrected), "test_openings": self.openings.to_dict() if self.openings else None,
             **self.unrecorded.to_dict(), "rows_not_stored": self.dropped_rows,
         }  # fmt: skip
@@ -228,6 +228,7 @@ def compile(
         test=test,
         decisions=replace(config.decisions, test=test),
         settings=config.optimizer_settings or {},
+        token_margin=config.token_margin,
     )
     if config.optimizer == "auto" and config.max_search_calls is None:
         config = replace(config, max_search_calls=AUTO_SEARCH_CALLS)
@@ -276,17 +277,19 @@ def _artifact_name(job: Job, config: RunConfig) -> str:
 
 
 def _announce(job: Job, progress: Progress, config: RunConfig, measured: Measured | None) -> None:
-    guess = estimate_compile(job.student, job.splits, job.session, demos=config.demos)
+    pair = forecast_pair(job.student.program, job.session)
+    plan = plan_report(job.splits, job.session.meter, config.decisions, pair=pair, searching=True)
+    guess = estimate_compile(job.student, job.splits, job.session, demos=config.demos, reported=pair.calls * (plan.gate + plan.test))
     minutes = ""
     if measured is not None and measured.latency_s is not None:
-        minutes = f"; about {guess.calls * measured.latency_s / max(1, job.session.threads) / 60:.1f} minutes at the latency of the preflight"
+        minutes = f"; {minutes_text(guess.calls * measured.latency_s / max(1, job.session.threads) / 60)} at the latency of the preflight"
     progress.say(_estimate_line(guess, config) + minutes)
 
 
 def _estimate_line(guess: Estimate, config: RunConfig) -> str:
-    price = "no price can be foretold for these models" if guess.cost_usd is None else f"${guess.cost_usd:.2f}"
+    price = "cost unknown for these models" if guess.cost_usd is None else f"${guess.cost_usd:.2f}"
     caps = [f"{k.removeprefix('max_')} {v:g}" for k, v in asdict(config).items() if k.startswith("max_") and v is not None]
-    return f"estimate: {guess.calls} calls ({guess.search_calls} of them searching), about {guess.tokens:,} tokens, {price} with {config.model}" + (
+    return f"estimate: {guess.calls} calls ({guess.search_calls} of them searching), about {guess.tokens:,} tokens, {price}" + (
         f"; caps: {', '.join(caps)}" if caps else "; no caps"
     )
 

@@ -37,7 +37,8 @@ class CompareReport(Shown):
             side: {"program": name, "model": model, **report.to_dict()["result"]}
             for side, name, model, report in zip("ab", self.names, self.models, (self.a, self.b), strict=True)
         }
-        spent: dict[str, Any] = {key: self.a.to_dict()[key] + self.b.to_dict()[key] for key in ("calls", "cached", "tokens", "cost_usd")}
+        both = {key: [report.to_dict()[key] for report in (self.a, self.b)] for key in ("calls", "cached", "tokens", "cost_usd")}
+        spent: dict[str, Any] = {key: None if None in values else sum(values) for key, values in both.items()}
         openings = self.b.openings or self.a.openings  # those of both sides, as one job
         spent["test_openings"] = openings.to_dict() if openings else None
         return {**sides, "gain": self.gain.to_dict(), "split": self.a.split, "tasks": tasks, **spent, "stopped": self.a.stopped or self.b.stopped}

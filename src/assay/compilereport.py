@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["NOTHING_TO_COMPARE", "compile_markdown", "figure", "percent", "type_label", "with_interval"]
+__all__ = ["NOTHING_TO_COMPARE", "compile_markdown", "dollars", "figure", "percent", "type_label", "with_interval"]
 
 NOTHING_TO_COMPARE = "the baseline is the best that was found: there is nothing to compare it with"
 
@@ -11,6 +11,11 @@ NOTHING_TO_COMPARE = "the baseline is the best that was found: there is nothing 
 def figure(value: float | None) -> str:
     """A score with three decimals; a dash where there is none."""
     return "–" if value is None else f"{value:.3f}"
+
+
+def dollars(value: float | None) -> str:
+    """A price; a dash where it is not known."""
+    return "–" if value is None else f"${value:.4f}"
 
 
 def percent(value: float | None) -> str:
@@ -60,7 +65,7 @@ def compile_markdown(data: Mapping[str, Any], *, program: str, model: str, openi
         verdict = "the compiled program replaces the baseline" if data["replaces"] else "no proof that it is better: keep the baseline"
         lines += [f"Gate: {with_interval(gate)}: {verdict}.", ""]
     lines += ["## Cost", "", f"{data['calls']:,} LM calls, {data['search_calls']:,} of them searching, {data['cached']:,} more from the cache; "]
-    lines[-1] += f"{data['tokens']:,} tokens; ${data['cost_usd']:.4f}."
+    lines[-1] += f"{data['tokens']:,} tokens; {dollars(data['cost_usd'])}."
     if data["stopped"]:
         lines += ["", f"Stopped early: {data['stopped']}."]
     if data["notes"]:

@@ -111,7 +111,7 @@ class CollectReport(Shown):
         return {
             "run": self.run_id, "rollouts": self.rollouts, "kept_from_before": self.kept, "tasks": len(values), "result": result,
             "groups_with_spread": sum(spread), "calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated,
-            "tokens": usage.tokens, "cost_usd": usage.cost_usd,
+            "tokens": usage.tokens, "cost_usd": usage.known_cost_usd,
             "stopped": self.stopped, **self.unrecorded.to_dict(),
         }  # fmt: skip
 

@@ -66,7 +66,7 @@ __all__ = [
 ]
 
 # how far and where, not what
-_NOT_THE_JOB = ("threads", "cache", "trials", "storage", "workers", "executor", "preflight", "difference", "early_stop")
+_NOT_THE_JOB = ("threads", "cache", "trials", "storage", "workers", "executor", "preflight", "difference", "early_stop", "token_margin")
 _LATER = ("judge_api_base", "reflection_api_base", "optimizer_settings")  # settings that came later: where they are not used, a job keeps its key
 DEFAULT_MODEL = "embedded/smollm2-135m"
 
@@ -156,6 +156,7 @@ class RunConfig(CommonConfig):
     executor: str = "threads"
     difference: float = 0.1
     early_stop: bool = True
+    token_margin: float = 0.01
     optimizer_settings: Mapping[str, Any] | None = None
 
     @property
@@ -240,7 +241,7 @@ class Job:
         """Where the report of this run is kept. `more`: arguments that it depends on and that are no part of `config`."""
         rubric, student = self.session.rubric, self.student
         about = {
-            **{name: getattr(self.config, name, None) for name in ("difference", "early_stop", "trials")}, **more,
+            **{name: getattr(self.config, name, None) for name in ("difference", "early_stop", "token_margin", "trials")}, **more,
             "rubric": [rubric.name, rubric.version], "source": _source_of(student.program),
             "program": [program_version(student.program, student.settings["adapter"]), student.settings],
             "data": self.splits.manifest()["sha256"],

@@ -120,7 +120,7 @@ class JudgeReport(Shown):
             "cached": usage.cached,
             "repeated_calls": usage.repeated,
             "tokens": usage.tokens,
-            "cost_usd": usage.cost_usd,
+            "cost_usd": usage.known_cost_usd,
         }
 
 
@@ -318,14 +318,15 @@ def _card(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> dict[
         judged.answers, splits.test, outcome.compiled.spec, found=outcome.test_compiled, people=outcome.ceiling, objective=outcome.objective,
         retest=(first, second.answers), padded=(first, longer.answers) if longer else None, masses=scale_masses(judged.raw),
         model=outcome.compiled.model or session.lm.model,
-        cost_usd=_price(session) * judged.asked,  # what came from the cache was paid for when it was asked first
+        # what came from the cache was paid for when it was asked first
+        cost_usd=None if (price := _price(session)) is None else price * judged.asked,
     )  # fmt: skip
 
 
-def _price(session: Session) -> float:
-    """Dollars a call to the model, over the whole run."""
+def _price(session: Session) -> float | None:
+    """Dollars a call to the model, over the whole run; None where a price is not known."""
     usage = session.meter.usage
-    return usage.cost_usd / usage.calls if usage.calls else 0.0
+    return None if usage.unpriced else usage.cost_usd / usage.calls if usage.calls else 0.0
 
 
 def _anchors(outcome: JudgeOutcome, splits: LabelSplits, session: Session) -> AnchorSet | None:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from assay.jobs import Job, RunConfig, open_job, salt_at
 from assay.models import count_tokens
 from assay.optimizers import AUTO_SEARCH_CALLS, Progress
-from assay.optimizers.estimate import calls_per_run, price_of
+from assay.optimizers.estimate import calls_per_run, minutes_text, price_of
 from assay.optimizers.reserve import forecast_pair, plan_report, too_few_to_score, too_small
 from assay.programs.loading import full_name
 from assay.rubrics import Rubric
@@ -43,7 +43,7 @@ class Plan:
 
     def lines(self) -> list[str]:
         price = "cost unknown for these models" if self.cost_usd is None else f"${self.cost_usd:.2f}"
-        minutes = "minutes unknown: the store has no call of this model yet" if self.minutes is None else f"about {self.minutes:.1f} minutes"
+        minutes = "minutes unknown: the store has no call of this model yet" if self.minutes is None else minutes_text(self.minutes)
         splits = ", ".join(f"{name} {count}" for name, count in self.sizes.items())
         return [f"tasks: {splits}", f"estimate: {self.calls:,} calls, about {self.tokens:,} tokens, {price}, {minutes}", *self.warnings]
 

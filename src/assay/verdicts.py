@@ -130,7 +130,7 @@ def audit_judge(
 
 def _spent(session: Session) -> dict[str, Any]:
     usage = session.meter.usage
-    return {"calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated, "tokens": usage.tokens, "cost_usd": usage.cost_usd}
+    return {"calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated, "tokens": usage.tokens, "cost_usd": usage.known_cost_usd}
 
 
 @takes(_UseConfig)

@@ -93,7 +93,8 @@ def test_every_optimizer_runs_and_its_artifact_is_the_program_that_was_measured(
 @pytest.mark.parametrize("name", ["BootstrapFewShot", "COPRO", "GEPA", "BootstrapFewShotWithRandomSearch"])
 def test_any_other_teleprompter_by_its_class_path(tmp_path: Path, name: str) -> None:
     report = compile_it(f"dspy.teleprompt:{name}", tmp_path, sizes={"train": 8, "val": 5, "gate": 5, "test": 5})
-    assert report.to_dict()["notes"] in ([], ["nothing beat the plain program on val; it stays as it is"])
+    why = ("nothing beat the plain program on val", "nothing else than the plain program was proposed")
+    assert report.to_dict()["notes"] in ([], *([f"{reason}; it stays as it is"] for reason in why))
 
 
 @pytest.mark.parametrize("wrong", ["bootstrp", "no.module:X", "dspy:Nothing"])

@@ -18,6 +18,7 @@ from assay.cli.shared import (
     warn_of_failures,
     warn_of_gaps,
 )
+from assay.compilereport import dollars
 
 __all__ = ["command"]
 
@@ -83,7 +84,7 @@ def _show(program: str, data: dict[str, Any]) -> None:
     table.add_row("tasks, groups with spread", f"{data['tasks']}, {data['groups_with_spread']}")
     table.add_row("mean score", "–" if result["score"] is None else f"{result['score']:.3f}")
     table.add_row("LM calls, from the cache", f"{data['calls']}, {data['cached']}")
-    table.add_row("tokens, dollars", f"{data['tokens']:,}, {data['cost_usd']:.4f}")
+    table.add_row("tokens, dollars", f"{data['tokens']:,}, {dollars(data['cost_usd'])}")
     rich.print(table)
     warn_of_failures(rich, result)
     warn_of_gaps(rich, {"rows_not_stored": 0, **data})

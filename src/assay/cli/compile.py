@@ -18,9 +18,11 @@ from assay.cli.shared import (
     run_config,
     run_options,
     say_openings,
+    token_margin_option,
     warn_of_failures,
     warn_of_gaps,
 )
+from assay.compilereport import dollars
 
 __all__ = ["command"]
 
@@ -29,6 +31,7 @@ __all__ = ["command"]
 @click.argument("program")
 @run_options
 @decision_options
+@token_margin_option()
 @click.option(
     "--optimizer",
     default="auto",
@@ -102,7 +105,7 @@ def _show(data: dict[str, Any]) -> None:
         rich.print(f"gate ({gate['n']} tasks): {gate['mean']:+.3f}, 95 % [{gate['low']:+.3f}, {gate['high']:+.3f}]: {verdict}", markup=False)
     elif data["winner"] != "baseline":
         rich.print("gate: not decided, so nothing proves that the artifact's program is better: keep the baseline", markup=False)
-    cost = f"${data['cost_usd']:.4f}" + (f" ({data['unpriced_calls']} calls without a known price)" if data["unpriced_calls"] else "")
+    cost = dollars(data["cost_usd"]) + (f" ({data['unpriced_calls']} calls without a known price)" if data["unpriced_calls"] else "")
     rich.print(
         f"winner: {data['winner']}; {data['calls']} LM calls ({data['search_calls']} searching, {data['cached']} more from the cache), "
         f"{data['tokens']:,} tokens, {cost}", markup=False,
@@ -127,7 +130,7 @@ def _rows(sides: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
         yield label, *(str(side[key]) for side in sides), ""
     for label, key in (("LM calls a task", "calls_per_task"), ("tokens a task", "tokens_per_task")):
         yield label, *(f"{side[key]:.1f}" for side in sides), ""
-    yield "dollars", *(f"{side['cost_usd']:.4f}" for side in sides), ""
+    yield "cost", *(dollars(side["cost_usd"]) for side in sides), ""
 
 
 def _gain_line(gain: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from assay.cli.shared import (
     warn_of_failures,
     warn_of_gaps,
 )
+from assay.compilereport import dollars
 
 __all__ = ["command"]
 
@@ -75,7 +76,7 @@ def _show(program: str, split: str, data: dict[str, Any]) -> None:
         table.add_row(f"  {type_label(kind)}", "–" if mean is None else f"{mean:.3f}")
     table.add_row("failed runs, unscored", f"{result['failed']}, {result['unscored']}")
     table.add_row("LM calls, from the cache", f"{data['calls']}, {data['cached']}")
-    table.add_row("tokens, dollars", f"{data['tokens']:,}, {data['cost_usd']:.4f}")
+    table.add_row("tokens, dollars", f"{data['tokens']:,}, {dollars(data['cost_usd'])}")
     rich.print(table)
     for name, found in data["corrected"].items():
         text = (

@@ -16,6 +16,7 @@ from assay.cli.shared import (
     run_config,
     run_options,
     say_openings,
+    token_margin_option,
 )
 
 __all__ = ["command"]
@@ -27,6 +28,7 @@ _ORDER = "prompts,sft,prompts"
 @click.argument("program")
 @run_options
 @decision_options
+@token_margin_option()
 @click.option("--name", required=True, help="Of this improvement; its adapters are NAME-1, NAME-2, …")
 @click.option("--order", default=_ORDER, show_default=True, help="Steps out of prompts, sft and grpo, in order.")
 @click.option("--rollouts", type=click.IntRange(1), default=2, show_default=True, help="Of each train task that sft collects.")

@@ -18,6 +18,7 @@ from assay.cli.shared import (
     require_coverage,
     say_openings,
 )
+from assay.compilereport import dollars
 
 __all__ = ["command"]
 
@@ -120,7 +121,7 @@ def _show(data: dict[str, Any]) -> None:
         verdict = "the compiled judge replaces the baseline" if data["replaces"] else unproven
         rich.print(f"gate ({data['gate']['n']} items): {_gain(data['gate'])}: {verdict}", markup=False)
     rich.print(
-        f"winner: {data['winner']}; {data['calls']:,} LM calls ({data['cached']:,} more from the cache), ${data['cost_usd']:.4f}", markup=False
+        f"winner: {data['winner']}; {data['calls']:,} LM calls ({data['cached']:,} more from the cache), {dollars(data['cost_usd'])}", markup=False
     )
     for note in [*data["notes"], *([f"stopped early: {data['stopped']}; raise the cap and add --resume"] if data["stopped"] else [])]:
         rich.print(f"note: {note}", markup=False)
@@ -156,7 +157,7 @@ def show_card(rich: Any, card: dict[str, Any], *, said: Collection[str] = ()) ->
         *((("flips when places change", _percent(card["position_flip_rate"])),) if card["position_flip_rate"] is not None else ()),
         *((("self-preference", "{mean:+.2f} [{low:+.2f}, {high:+.2f}]".format(**card["self_preference"])),) if card["self_preference"] else ()),
         ("smallest difference it can show", _percent(card["smallest_difference"])),
-        ("dollars a verdict", f"{card['cost_usd_per_verdict']:.6f}"),
+        ("dollars a verdict", "–" if card["cost_usd_per_verdict"] is None else f"{card['cost_usd_per_verdict']:.6f}"),
     ]
     rich.print("; ".join(f"{name}: {value}" for name, value in shown), markup=False)
     for row in card.get("explained_by") or ():

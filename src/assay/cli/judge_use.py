@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from assay.cli.shared import Console, Decorator, endpoint_options, json_option, keep, min_coverage_option, pairs, print_json, require_coverage
+from assay.compilereport import dollars
 
 __all__ = ["COMMANDS"]
 
@@ -48,7 +49,7 @@ def _rich() -> Any:
 
 
 def _spent(data: dict[str, Any]) -> str:
-    return f"{data['calls']:,} LM calls ({data['cached']:,} more from the cache), {data['tokens']:,} tokens, ${data['cost_usd']:.4f}"
+    return f"{data['calls']:,} LM calls ({data['cached']:,} more from the cache), {data['tokens']:,} tokens, {dollars(data['cost_usd'])}"
 
 
 @click.command("audit")

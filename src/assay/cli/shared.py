@@ -27,6 +27,7 @@ __all__ = [
     "run_config",
     "run_options",
     "say_openings",
+    "token_margin_option",
     "warn_of_failures",
     "warn_of_gaps",
 ]
@@ -125,6 +126,12 @@ def decision_options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--early-stop/--no-early-stop", default=True, show_default=True, help="End gate and test once they have decided."),
         ],
     )  # fmt: skip
+
+
+def token_margin_option() -> Decorator:
+    """`--token-margin` of what compiles prompts."""
+    text = "Expected score by which a candidate on val may be lower and win with fewer prompt tokens, unless the better one is proven better."
+    return click.option("--token-margin", type=click.FloatRange(0, 1, max_open=True), default=0.01, show_default=True, help=text)
 
 
 def executor_option() -> Decorator:

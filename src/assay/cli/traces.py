@@ -153,7 +153,7 @@ def stats(run_id: str | None, store: str | None, as_json: bool) -> None:
         print_json(found)
         return
     for key, value in found.items():
-        click.echo(f"{key:18} {'unknown' if key == 'unrecorded' and value is None else value}")
+        click.echo(f"{key:18} {('unknown' if key == 'unrecorded' else '–') if value is None else value}")
 
 
 @command.command("rate")

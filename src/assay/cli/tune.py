@@ -18,6 +18,7 @@ from assay.cli.shared import (
     say_openings,
     warn_of_failures,
 )
+from assay.compilereport import dollars
 
 __all__ = ["command"]
 
@@ -116,7 +117,7 @@ def _impact(program: str, as_json: bool, **options: Any) -> None:
     rich.print(table)
     for note in data["notes"]:
         rich.print(f"note: {note}", markup=False)
-    rich.print(f"{data['calls']:,} LM calls ({data['cached']:,} more from the cache), ${data['cost_usd']:.4f}", markup=False)
+    rich.print(f"{data['calls']:,} LM calls ({data['cached']:,} more from the cache), {dollars(data['cost_usd'])}", markup=False)
     rich.print(f"written: {data['page'] or data['folder']}", markup=False, soft_wrap=True)
 
 
@@ -169,7 +170,7 @@ def _show(data: dict[str, Any]) -> None:
     rich.print(
         f"{data['trials']} {what} ({data['pruned']} pruned, {data['failed']} failed), {data['task_runs']} task runs, "
         f"{100 * data['task_runs_saved']:.0f} % saved by pruning; {data['calls']:,} LM calls ({data['cached']:,} more from the cache), "
-        f"${data['cost_usd']:.4f}", markup=False,
+        f"{dollars(data['cost_usd'])}", markup=False,
     )  # fmt: skip
     for note in [*data["notes"], *([f"stopped early: {data['stopped']}; raise the cap and add --resume"] if data["stopped"] else [])]:
         rich.print(f"note: {note}", markup=False)

@@ -32,7 +32,7 @@ def reliability_card(
     padded: tuple[Answers, Answers] | None = None,
     masses: Sequence[float] = (),
     model: str = "",
-    cost_usd: float = 0.0,
+    cost_usd: float | None = 0.0,
 ) -> dict[str, Any]:
     """JSON-ready. What is undefined, or was not measured, is null, and `undefined` says why; `alarms` say what should not be
     trusted, each by the rule that it broke.
@@ -44,7 +44,7 @@ def reliability_card(
         padded: answers to the same items as they are, and with words added that say nothing (`assay.judges.audit.padded`).
         masses: of every reading, the probability that was on the scale (`assay.judges.reading.scale_masses`).
         model: that judges, by name: outputs whose column `model` (`model_a`, `model_b`) names it are its own.
-        cost_usd: of all verdicts.
+        cost_usd: of all verdicts; None where it is not known.
     """
     error, points = calibration_error(answers, items)
     measured = {
@@ -70,7 +70,7 @@ def reliability_card(
         **{name: value for name, (value, _) in measured.items()},
         "brier": found.values["brier"],
         "reliability": points,
-        "cost_usd_per_verdict": cost_usd / len(items) if items else 0.0,
+        "cost_usd_per_verdict": None if cost_usd is None else cost_usd / len(items) if items else 0.0,
         "undefined": {**found.why, **{name: why for name, (value, why) in measured.items() if value is None}},
     }
     return {**card, "alarms": _alarms(card)}

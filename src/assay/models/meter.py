@@ -53,6 +53,11 @@ class Usage:
     def tokens(self) -> int:
         return self.prompt_tokens + self.completion_tokens
 
+    @property
+    def known_cost_usd(self) -> float | None:
+        """`cost_usd`; None where the price of a call is not known, as the sum is then not known either."""
+        return None if self.unpriced else self.cost_usd
+
 
 def ignore(count: int) -> None:
     """Hears of a call and does nothing."""
@@ -79,6 +84,7 @@ class Meter:
         self._cancelled = False
         self._asked: dict[str, int] = {}
         self._held: dict[str, Usage] = {}
+        self._aside = Usage()
         self._beside: list[Meter] = []
         self.unrecorded: Callable[[], int] = none_unrecorded  # calls that went past the recorder: they count against `calls` too
         self.on_call: Callable[[int], None] = ignore  # told of each call, answered by a model or by the cache
@@ -132,7 +138,7 @@ class Meter:
         Args:
             spent: without what they have spent of it: in an earlier process of this run, before it was resumed.
         """
-        names, kept = list(self._held), Usage()
+        names, kept = list(self._held), Usage(**vars(self._aside))
         for name in names[names.index(self.phase) + 1 :] if self.phase in names else names:
             held, done = self._held[name], self.of(name) if spent else Usage()
             kept.calls += max(0, held.calls - done.calls)
@@ -140,9 +146,20 @@ class Meter:
             kept.cost_usd += max(0.0, held.cost_usd - done.cost_usd)
         return kept
 
+    @contextmanager
+    def aside(self, part: Usage) -> Iterator[None]:
+        """Inside, this part of the caps is kept for what comes right after, in the same phase."""
+        before, self._aside = self._aside, part
+        try:
+            yield
+        finally:
+            self._aside = before
+
     def _later(self) -> str:
         names = list(self._held)
-        return " and ".join(names[names.index(self.phase) + 1 :] if self.phase in names else names)
+        later = names[names.index(self.phase) + 1 :] if self.phase in names else names
+        parts = [*(["the comparison on val"] if self._aside.calls else []), *later]
+        return " and ".join([*([", ".join(parts[:-1])] if parts[1:] else []), *parts[-1:]])
 
     def cancel(self) -> None:
         """Every later call to a model raises `Cancelled`, in whichever thread."""
@@ -152,7 +169,7 @@ class Meter:
         """Calls that the search may still make, cached ones included; infinite without a cap."""
         left = float("inf")
         if self.caps.search_calls is not None:
-            left = min(left, self.caps.search_calls - self.asked("search"))
+            left = min(left, self.caps.search_calls - self._aside.calls - self.asked("search"))
         if self.caps.calls is not None:
             asked = sum(count for phase, count in self._asked.items() if phase != "preflight")  # it asks what is asked again
             left = min(left, self.caps.calls - self._kept().calls - asked - self.unrecorded())
@@ -209,7 +226,7 @@ class Meter:
                 ("calls", used.calls + self.unrecorded(), None if counted else self.caps.calls, kept.calls),
                 ("tokens", used.tokens, self.caps.tokens, kept.tokens),
                 ("dollars", used.cost_usd, self.caps.cost_usd, kept.cost_usd),
-                ("search calls", search, None if counted or self.phase != "search" else self.caps.search_calls, 0),
+                ("search calls", search, None if counted or self.phase != "search" else self.caps.search_calls, self._aside.calls),
             ):
                 if cap is None or value < cap - later:
                     continue

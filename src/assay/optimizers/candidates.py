@@ -14,6 +14,7 @@ from assay.optimizers.evaluation import Evaluation
 from assay.optimizers.parameters.space import Space
 from assay.optimizers.selection import select
 from assay.optimizers.session import Student, acting_parameters
+from assay.optimizers.statistics import paired_gain
 from assay.programs import ToolAgent
 from assay.programs.compose import NearestDemos, input_key
 
@@ -58,6 +59,9 @@ class CandidateSpec:
         return ", ".join([*parts, *(f"{name} {value:g}" for name, value in self.parameters)])
 
 
+_SAVED = 0.9  # share of the best candidate's tokens under which another one takes fewer
+
+
 @dataclass
 class Candidate:
     """A program in the search, and how it did on val so far."""
@@ -74,9 +78,32 @@ class Candidate:
         value = self.evaluation.mean
         return -1.0 if math.isnan(value) else value
 
+    @property
+    def prompt_tokens(self) -> float:
+        """Mean over its tasks; infinite where nothing is known."""
+        counts = [count for count in self.evaluation.prompt_tokens.values() if count > 0]
+        return sum(counts) / len(counts) if counts else math.inf
+
     def summary(self) -> dict[str, Any]:
         score = None if math.isnan(self.evaluation.mean) else self.evaluation.mean
         return {"name": self.name, "val_score": score, "expected": self.expected, "n": len(self.evaluation), "dropped": self.dropped}
+
+
+def best_with_fewest_tokens(candidates: Sequence[Candidate], values: Sequence[float], margin: float) -> Candidate:
+    """The candidate with the highest value; of those that are level with it the one that takes fewest prompt tokens a task.
+
+    Level is a value at most `margin` lower, unless the paired gain of the best over it is proven (95 %). At least a tenth of the tokens has to be
+    saved: less is noise of the tasks that each ran on.
+
+    Args:
+        values: of each candidate, higher is better; the first of equals is the best.
+    """
+    best = max(range(len(candidates)), key=lambda i: values[i])
+    leader = candidates[best]
+    level = [c for c, value in zip(candidates, values, strict=True) if value >= values[best] - margin and c is not leader]
+    level = [c for c in level if c.prompt_tokens < _SAVED * leader.prompt_tokens]
+    level = [c for c in level if not paired_gain(c.evaluation.scores, leader.evaluation.scores).is_gain]
+    return min(level, key=lambda c: c.prompt_tokens, default=leader)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from assay.models.roles import is_embedded
 from assay.optimizers.session import Session, Student
 from assay.programs import ToolAgent
 
-__all__ = ["Estimate", "estimate_compile", "price_of"]
+__all__ = ["Estimate", "calls_per_run", "estimate_compile", "minutes_text", "price_of"]
 
 _OUTPUT_TOKENS = 40
 
@@ -35,19 +35,24 @@ def calls_per_run(program: dspy.Module) -> int:
     return 4 if isinstance(program, ToolAgent) else max(1, len(program.predictors()))
 
 
-def estimate_compile(student: Student, splits: Splits, session: Session, *, demos: int) -> Estimate:
-    """Search as far as its cap allows (else ten passes over val), then gate and test for two programs."""
-    sizes, runs = splits.sizes(), calls_per_run(student.program)
-    cap = session.meter.caps.search_calls
-    search = cap if cap is not None else 10 * min(50, sizes["val"]) * runs
+def minutes_text(minutes: float) -> str:
+    """A duration as one says it."""
+    return "under a minute" if minutes < 1 else f"about {minutes:.0f} minute{'s' if round(minutes) != 1 else ''}"
+
+
+def estimate_compile(student: Student, splits: Splits, session: Session, *, demos: int, reported: int) -> Estimate:
+    """Search as far as its cap allows (else ten passes over val), then gate and test.
+
+    Args:
+        reported: calls that gate and test are expected to take, see `assay.optimizers.reserve`; a cap on calls keeps them from the search.
+    """
+    sizes, runs, caps = splits.sizes(), calls_per_run(student.program), session.meter.caps
     judges = sum(c.judge is not None for c in session.rubric.finals)
-    reported = 2 * (sizes["gate"] + sizes["test"])
-    calls = search + reported * (runs + judges)
+    search = caps.search_calls if caps.search_calls is not None else 10 * min(50, sizes["val"]) * runs
+    if caps.calls is not None:
+        search = min(search, max(0, caps.calls - reported))
+    calls = search + reported
     judged = round(calls * judges / (runs + judges))  # while searching, too, each run is judged
-    if session.meter.caps.calls is not None:
-        calls = min(calls, session.meter.caps.calls)
-        search = min(search, calls)
-        judged = min(judged, calls)
     task = splits.train[0] if splits.train else splits.val[0]
     shown = count_tokens(session.lm, str(dict(task.inputs))) + count_tokens(session.lm, str(dict(task.expected)))
     prompt = 120 + shown * (1 + demos)

@@ -29,8 +29,10 @@ class Evaluation:
     results: dict[str, ScoreResult] = field(default_factory=dict)
     task_types: dict[str, str] = field(default_factory=dict)
     tokens: dict[str, float] = field(default_factory=dict)
+    prompt_tokens: dict[str, float] = field(default_factory=dict)  # of them
     calls: dict[str, float] = field(default_factory=dict)
     cost_usd: dict[str, float] = field(default_factory=dict)
+    unpriced: set[str] = field(default_factory=set)  # tasks with a call whose price is not known
     runs: dict[tuple[str, int], TaskRun] = field(default_factory=dict)  # by task and sample, for the five metrics
     _samples: dict[str, list[ScoreResult]] = field(default_factory=dict)
 
@@ -65,17 +67,19 @@ class Evaluation:
         self.results.update(other.results)
         self.task_types.update(other.task_types)
         self.tokens.update(other.tokens)
+        self.prompt_tokens.update(other.prompt_tokens)
         self.calls.update(other.calls)
         self.cost_usd.update(other.cost_usd)
+        self.unpriced |= other.unpriced
         self.runs.update(other.runs)
         self._samples.update(other._samples)
 
     def only(self, task_ids: Collection[str]) -> "Evaluation":
         """The results of some of the tasks."""
         wanted = set(task_ids)
-        parts = ("results", "task_types", "tokens", "calls", "cost_usd", "_samples")
+        parts = ("results", "task_types", "tokens", "prompt_tokens", "calls", "cost_usd", "_samples")
         kept = {name: {key: value for key, value in getattr(self, name).items() if key in wanted} for name in parts}
-        return Evaluation(**kept, runs={key: run for key, run in self.runs.items() if key[0] in wanted})
+        return Evaluation(**kept, unpriced=self.unpriced & wanted, runs={key: run for key, run in self.runs.items() if key[0] in wanted})
 
     def take(self, task: Task, prediction: Any) -> None:
         """Takes in a scored run of one task; another one of the same task is another sample."""
@@ -91,15 +95,18 @@ class Evaluation:
         )
         self.results[task.id] = mean_result(samples)
         self.task_types[task.id] = task.task_type
-        for known, value in ((self.tokens, run.tokens or 0), (self.calls, run.steps or 0)):
+        rollout = prediction._rollout
+        prompts = sum(t.prompt_tokens or 0 for t in rollout.transitions)
+        for known, value in ((self.tokens, run.tokens or 0), (self.prompt_tokens, prompts), (self.calls, run.steps or 0)):
             known[task.id] = known.get(task.id, 0.0) + (value - known.get(task.id, 0.0)) / count
         self.cost_usd[task.id] = self.cost_usd.get(task.id, 0.0) + (run.cost_usd or 0.0)
+        self.unpriced |= {task.id} if rollout.unpriced else set()
         self.runs[task.id, count - 1] = run
 
     def arrange(self, order: Sequence[str]) -> None:
         """Puts tasks into this order, whichever were done first; others stay before them."""
         last = {task_id: place for place, task_id in enumerate(order)}
-        for by_task in (self.results, self.task_types, self.tokens, self.calls, self.cost_usd, self._samples):
+        for by_task in (self.results, self.task_types, self.tokens, self.prompt_tokens, self.calls, self.cost_usd, self._samples):
             _reorder(by_task, sorted(by_task, key=lambda task_id: last.get(task_id, -1)))
         _reorder(self.runs, sorted(self.runs, key=lambda key: (key[1], last.get(key[0], -1))))
 
@@ -136,7 +143,7 @@ class Evaluation:
             "task_types": {kind: float(np.mean(values)) if values else None for kind, values in sorted(by_type.items())},
             "calls_per_task": float(np.mean(list(self.calls.values()))) if self.calls else 0.0,
             "tokens_per_task": float(np.mean(list(self.tokens.values()))) if self.tokens else 0.0,
-            "cost_usd": math.fsum(self.cost_usd.values()),
+            "cost_usd": None if self.unpriced else math.fsum(self.cost_usd.values()),
         }
 
 

@@ -17,7 +17,8 @@ from assay.datasets import Splits, Task
 from assay.datasets.tasks import content_hash
 from assay.errors import BudgetExceeded, ConfigError, ModelError, OptimizerError
 from assay.models.meter import ignore
-from assay.optimizers.candidates import Candidate, SearchSpace
+from assay.optimizers.budgets import named_val, of_all, too_few_calls
+from assay.optimizers.candidates import Candidate, SearchSpace, best_with_fewest_tokens
 from assay.optimizers.comparison import Comparison, compare, ended_early
 from assay.optimizers.demonstrations import Demonstration, explore
 from assay.optimizers.estimate import price_of
@@ -30,6 +31,7 @@ from assay.optimizers.sequential import LEAST_SPREAD, WORST_SPREAD, SequentialTe
 from assay.optimizers.session import Session, Student
 from assay.optimizers.statistics import Gain, differences_of
 from assay.optimizers.teleprompters import Proposal, auto_adapters, check_optimizer, propose
+from assay.programs import program_version
 
 __all__ = ["CompileConfig", "CompileOutcome", "compile_prompts"]
 
@@ -37,13 +39,15 @@ AUTO_SEARCH_CALLS = 300
 _SIDES = ("baseline", "compiled")
 _BOOTSTRAPPED = 4  # demonstrations from runs of its own that a named optimizer shows, as in DSPy
 _EXPLORED = 24  # successes that exploring looks for
+_TRIED = 4  # tasks that a program must have run on to compete where its optimizer was cut
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileConfig:
     """Settings of one compile. `threshold` is the score from which a run counts as a success to learn from, in (0, 1].
 
-    Without `test` the test split stays sealed: the compile is a part of a job that reports on it.
+    Without `test` the test split stays sealed: the compile is a part of a job that reports on it. `token_margin`, in [0, 1): see
+    `assay.optimizers.candidates.best_with_fewest_tokens`.
     """
 
     optimizer: str = "auto"
@@ -53,10 +57,13 @@ class CompileConfig:
     test: bool = True
     decisions: Decisions = field(default_factory=Decisions)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    token_margin: float = 0.01
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold <= 1:
             raise ConfigError(f"threshold={self.threshold!r} must be above 0 and at most 1")
+        if not 0 <= self.token_margin < 1:
+            raise ConfigError(f"token_margin={self.token_margin!r} must be at least 0 and below 1: how much expected score fewer tokens may cost")
         if not 1 <= self.demos <= 64:
             raise ConfigError(f"demos={self.demos!r} must be between 1 and 64")
         if self.val_size is not None and self.val_size < 1:
@@ -101,10 +108,13 @@ def compile_prompts(student: Student, splits: Splits, session: Session, config: 
     plan.hold(session.meter)
     if plan.short:
         session.progress.say(f"warning: {plan.short}")
+    if (few := too_few_calls(config.optimizer, config.settings, student, len(search.val), session)) is not None:
+        search.notes.append(few)
+        session.progress.say(f"warning: {few}")
     stopped: str | None = None
     with (
         open(folder / "dspy.log", "a") as log,
-        repaired_dspy(log, session.seed, search.saw, search.watch),
+        repaired_dspy(log, session.seed, search.saw, search.watch, search.ran),
         search.watch.listening(session.lm, session.prompt_lm),
     ):
         try:
@@ -149,11 +159,12 @@ def _decide(outcome: CompileOutcome, tasks: list[Task], session: Session, decisi
     """Whether the result replaces the baseline, on gate."""
     if outcome.compiled is outcome.baseline:
         compared = sum((row["n"] or 0) > 0 for row in outcome.candidates) > 1
-        outcome.notes.append(
-            "nothing beat the plain program on val; it stays as it is"
-            if compared
-            else "the cap ended the search before any candidate was compared on val; the plain program stays as it is"
+        why = (
+            "the cap ended the search before any candidate was compared on val"
+            if outcome.stopped
+            else "nothing else than the plain program was proposed"
         )
+        outcome.notes.append("nothing beat the plain program on val; it stays as it is" if compared else f"{why}; it stays as it is")
         return
     found = _compared(outcome, tasks, session, decisions, "gate")
     outcome.gate, outcome.replaces = found.gain, found.gain.is_gain
@@ -179,6 +190,10 @@ def _compared(outcome: CompileOutcome, tasks: list[Task], session: Session, deci
     return found
 
 
+def _same(one: Student, other: Student) -> bool:
+    return program_version(one.program, one.settings["adapter"]) == program_version(other.program, other.settings["adapter"])
+
+
 class _Search:
     """Finds candidates: a named optimizer's one, or the many of `auto`."""
 
@@ -191,6 +206,7 @@ class _Search:
         self.val: list[Task] = splits.val if config.val_size is None else splits.val[: config.val_size]
         self.watch = Watch(student.program, session.lm)
         self.sighted: Candidate | None = None  # the best program that the optimizer at work has evaluated so far
+        self._runs: dict[str, tuple[Student, list[float]]] = {}  # of programs that it ran on single tasks, with their scores
 
     def best(self) -> Candidate:
         """The winner on val; the baseline where nothing was evaluated, and among equals."""
@@ -205,7 +221,7 @@ class _Search:
             scores = [value for key, value in candidate.evaluation.scores.items() if key in common and not math.isnan(value)]
             return sum(scores) / len(scores) if scores else -1.0
 
-        return max(running, key=mean)
+        return best_with_fewest_tokens(running, [mean(c) for c in running], self.config.token_margin)
 
     def run(self) -> None:
         if self.config.optimizer == "auto":
@@ -226,15 +242,23 @@ class _Search:
             raise ModelError(f"none of the {len(plain)} val tasks could be scored: {plain.why_unscored}")
 
     def _named(self, name: str) -> None:
-        val = self.val[:50]
+        val = self.val[: named_val(name, len(self.val), self.session, self.student)]
         evaluate(self.student, val, self.session, name="val: baseline", into=self.candidates[0].evaluation)
         proposal = Proposal(
             self.student, self.splits.train, val, self.session, self.config.threshold, min(_BOOTSTRAPPED, self.config.demos), self.config.demos,
             self.config.settings,
         )  # fmt: skip
-        self._propose(name, proposal)
+        cut: BudgetExceeded | None = None
+        try:
+            with self.session.meter.aside(of_all(self.candidates[0].evaluation)):
+                self._propose(name, proposal)
+        except BudgetExceeded as cap:
+            cut = cap
         for candidate in self.candidates[1:]:
-            evaluate(candidate.student, val, self.session, name=f"val: {candidate.name}", into=candidate.evaluation)
+            if not len(candidate.evaluation):
+                evaluate(candidate.student, val, self.session, name=f"val: {candidate.name}", into=candidate.evaluation)
+        if cut is not None:
+            raise cut
 
     def saw(self, program: Any, result: Any) -> None:
         """Keeps the best of what a teleprompter evaluates: the program that saw the most tasks, then the highest mean."""
@@ -256,12 +280,16 @@ class _Search:
             with self._calls_shown(f"{name} proposes, LM calls"):
                 proposed = propose(name, proposal)
                 self.notes += self.watch.checked(proposed.program, self.student.program, self.splits.train)
-                self.candidates.append(Candidate(name, proposed))
+            if _same(proposed, self.student):
+                return
+            self.candidates.append(Candidate(f"{name}, cut short" if proposal.cut else name, proposed))
+            if proposal.cut is not None:
+                raise proposal.cut
         except BudgetExceeded:
-            if self.sighted is not None:
-                self.sighted.name = f"{name}, cut short"
-                self.candidates.append(self.sighted)
-            self.notes.append(f"a cap ended {name} before it was done" + ("; the best program it had evaluated competes" if self.sighted else ""))
+            if len(self.candidates) == 1 and (best := self.sighted or self._tried_most()) is not None:
+                best.name = f"{name}, cut short"
+                self.candidates.append(best)
+            self.notes.append(f"a cap ended {name} before it was done" + ("; its best so far competes" if len(self.candidates) > 1 else ""))
             raise
         except ConfigError:
             raise
@@ -270,6 +298,23 @@ class _Search:
                 raise OptimizerError(f"{name} failed: {type(error).__name__}: {error}") from error
             self.notes.append(f"{name} failed: {type(error).__name__}: {error}")
             self.session.progress.say(f"{name} failed: {type(error).__name__}: {str(error)[:200]}")
+
+    def ran(self, program: Any, score: float) -> None:
+        """Keeps what a teleprompter runs on single tasks, outside of an evaluation."""
+        if isinstance(program, Student):
+            key = json.dumps([(p.signature.instructions, p.demos) for p in program.predictors()], default=str)
+            self._runs.setdefault(key, (program, []))[1].append(score)
+
+    def _tried_most(self) -> Candidate | None:
+        """The best of the programs that a teleprompter ran on several tasks; it is still to be evaluated on val."""
+        tried = [(sum(scores) / len(scores), program) for program, scores in self._runs.values() if len(scores) >= _TRIED]
+        for _, program in sorted(tried, key=lambda entry: -entry[0]):
+            best = copy.deepcopy(program)
+            for predictor in best.predictors():
+                predictor.lm = None  # a teleprompter sets its own
+            if not _same(best, self.student):
+                return Candidate("", best)
+        return None
 
     @contextmanager
     def _calls_shown(self, name: str) -> Iterator[None]:
@@ -291,7 +336,7 @@ class _Search:
             pool = explored or pool
         space = SearchSpace(self.student, pool, adapters, most=self.config.demos, seed=self.session.seed)
         auto = AutoSearch(space, self.candidates[0], self.val, self.session, self.watch)
-        self.candidates, self._chosen = auto.candidates, auto.best
+        self.candidates, self._chosen = auto.candidates, lambda: auto.best(token_margin=self.config.token_margin)
         auto.run()
         self.notes.append(f"the search ended after {sum(len(c.evaluation) for c in self.candidates)} runs: {auto.stopped}")
         self.notes += auto.rejections()

@@ -18,6 +18,7 @@ from typing import Any, TextIO
 import dspy
 import numpy as np
 from dspy.evaluate.evaluate import Evaluate, EvaluationResult
+from dspy.teleprompt import simba
 from dspy.teleprompt.gepa.gepa_utils import DspyAdapter
 from dspy.utils.parallelizer import ParallelExecutor
 
@@ -31,27 +32,31 @@ _lock = threading.RLock()
 
 
 Seen = Callable[[Any, EvaluationResult], None]
+Ran = Callable[[Any, float], None]
 
 
 @contextmanager
 def repaired_dspy(
-    log: TextIO | None = None, seed: int = 0, seen: Seen = lambda program, result: None, watch: Watch | None = None
+    log: TextIO | None = None, seed: int = 0, seen: Seen = lambda program, result: None, watch: Watch | None = None,
+    ran: Ran = lambda program, score: None,
 ) -> Iterator[None]:  # fmt: skip
     """Within: DSPy's loops behave as above. One run at a time in a process.
 
     Args:
         log: takes what they print; None leaves it on standard output.
         seen: told of every program that a teleprompter evaluates, with its result.
+        ran: told of every run that SIMBA makes, with its program and score.
         watch: programs with an instruction that it refuses score 0 without being run, and GEPA keeps the instruction before.
     """
     import optuna
 
     protect_dspy()
     with _lock:
-        kept = Evaluate.__call__, ParallelExecutor.__init__, optuna.create_study, DspyAdapter.propose_new_texts
+        kept = Evaluate.__call__, ParallelExecutor.__init__, optuna.create_study, DspyAdapter.propose_new_texts, simba.wrap_program
         Evaluate.__call__ = _watched(protected_call(_evaluating(seen)), watch)
         DspyAdapter.propose_new_texts = _whole(kept[3], watch)
         ParallelExecutor.__init__ = _patient(kept[1])
+        simba.wrap_program = _told(kept[4], ran)
         optuna.create_study = _seeded(kept[2], seed)
         random.seed(seed)  # some teleprompters draw from the global generators
         np.random.seed(seed % 2**32)
@@ -59,7 +64,7 @@ def repaired_dspy(
             with redirect_stdout(log) if log is not None else nullcontext():
                 yield
         finally:
-            Evaluate.__call__, ParallelExecutor.__init__, optuna.create_study, DspyAdapter.propose_new_texts = kept
+            Evaluate.__call__, ParallelExecutor.__init__, optuna.create_study, DspyAdapter.propose_new_texts, simba.wrap_program = kept
 
 
 def _watched(call: Callable[..., EvaluationResult], watch: Watch | None) -> Callable[..., EvaluationResult]:
@@ -80,6 +85,20 @@ def _whole(propose: Callable[..., dict[str, str]], watch: Watch | None) -> Calla
         return {name: candidate.get(name, text) if watch.why(text, candidate.get(name, "")) is not None else text for name, text in texts.items()}
 
     return whole
+
+
+def _told(wrap: Callable[..., Callable[..., Any]], ran: Ran) -> Callable[..., Callable[..., Any]]:
+    def told(program: Any, metric: Any) -> Callable[..., Any]:
+        inner = wrap(program, metric)
+
+        def run(example: Any) -> Any:
+            result = inner(example)
+            ran(program, float(result["score"]))
+            return result
+
+        return run
+
+    return told
 
 
 def _patient(init: Callable[..., None]) -> Callable[..., None]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from assay.datasets import Task
 from assay.errors import BudgetExceeded
-from assay.optimizers.candidates import Candidate, CandidateSpec, SearchSpace
+from assay.optimizers.candidates import Candidate, CandidateSpec, SearchSpace, best_with_fewest_tokens
 from assay.optimizers.evaluation import evaluate_pairs
 from assay.optimizers.instructions import propose_instruction
 from assay.optimizers.proposals import Watch
@@ -82,14 +82,18 @@ class AutoSearch:
         for candidate, value in zip(self.candidates, self._posterior(self.candidates).mean, strict=True):
             candidate.expected = min(1.0, float(value))
 
-    def best(self) -> Candidate:
-        """The candidate of which most is expected, among those that ran on enough tasks; the plain program among equals."""
+    def best(self, *, token_margin: float = -1.0) -> Candidate:
+        """The candidate of which most is expected, among those that ran on enough tasks; the plain program among equals.
+
+        Args:
+            token_margin: see `best_with_fewest_tokens`; below 0 tokens do not count.
+        """
         running = [c for c in self.candidates if len(c.evaluation) and not c.dropped]
         if not running:
             return self.candidates[0]
         enough = min(_PROVEN, _PROVEN_SHARE * max(len(c.evaluation) for c in running))
         values = [value if len(c.evaluation) >= enough else -math.inf for c, value in zip(running, self._posterior(running).mean, strict=True)]
-        return running[int(np.argmax(values))]
+        return best_with_fewest_tokens(running, values, token_margin)
 
     # -- rounds
 

@@ -13,7 +13,7 @@ import dspy
 from dspy import teleprompt
 
 from assay.datasets import Task
-from assay.errors import ConfigError
+from assay.errors import BudgetExceeded, ConfigError
 from assay.optimizers.demonstrations import Demonstration, Exploration, choose, explore, with_demos
 from assay.optimizers.estimate import calls_per_run
 from assay.optimizers.named import check_settings, refusal, short_name
@@ -21,7 +21,7 @@ from assay.optimizers.session import Session, Student
 from assay.programs import ADAPTERS
 from assay.programs.compose import EnsembleProgram, NearestDemos, input_key
 
-__all__ = ["OPTIMIZERS", "Proposal", "propose", "to_examples"]
+__all__ = ["OPTIMIZERS", "Proposal", "auto_adapters", "check_optimizer", "least_runs", "propose", "to_examples", "val_share"]
 
 
 @dataclass
@@ -36,6 +36,7 @@ class Proposal:
     demos: int = 4
     labels: int = 16
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the optimizer, before our own
+    cut: BudgetExceeded | None = None  # the cap that ended the optimizer before it was done
 
     def made(self, found: Any, **ours: Any) -> Any:
         """The optimizer, with the user's settings before ours."""
@@ -103,11 +104,33 @@ def _labeled(p: Proposal) -> Student:
     return p.compiled(p.made(teleprompt.LabeledFewShot, k=p.labels), trainset=p.examples(), sample=False)
 
 
+class _Bootstrap(teleprompt.BootstrapFewShot):  # type: ignore[misc]
+    """Shows what it has collected where a cap ends it; DSPy's loses it."""
+
+    cut: BudgetExceeded | None = None
+
+    def _bootstrap(self, **options: Any) -> None:
+        try:
+            super()._bootstrap(**options)
+        except BudgetExceeded as cap:
+            if not any(self.name2traces.values()):
+                raise
+            self.cut = cap
+            self.validation: list[Any] = []
+
+
 def _bootstrap(p: Proposal) -> Student:
-    optimizer = p.made(
-        teleprompt.BootstrapFewShot, metric=p.metric(), max_bootstrapped_demos=p.demos, max_labeled_demos=0, max_rounds=2, max_errors=10**9
-    )
-    return p.compiled(optimizer, teacher=p.teacher(), trainset=p.examples())
+    optimizer = p.made(_Bootstrap, metric=p.metric(), max_bootstrapped_demos=p.demos, max_labeled_demos=0, max_rounds=2, max_errors=10**9)
+    explored = p.explored()
+    try:
+        compiled = p.compiled(optimizer, teacher=explored.teacher or p.student, trainset=p.examples())
+    except BudgetExceeded as cap:
+        if not explored.demonstrations:
+            raise
+        p.cut = cap
+        return with_demos(p.student, choose(explored.demonstrations, p.demos, seed=p.session.seed, diverse=True), adapter=explored.adapter)
+    p.cut = optimizer.cut
+    return compiled
 
 
 def _bootstrap_search(p: Proposal) -> Student:
@@ -155,12 +178,17 @@ def _mipro(p: Proposal) -> Student:
 
 def _simba(p: Proposal) -> Student:
     size = min(8, len(p.train))
-    step = 7 * size  # runs of one step: three candidates are sampled, and as many tried
+    step = 7 * size  # runs of one step: three programs are sampled, and up to four candidates tried
+    train, steps = p.examples(), 8
+    if math.isfinite(p.session.meter.search_calls_left()):  # it ends with up to four programs on all of its train tasks
+        runs = p.runs(0)
+        train = train[: max(size, runs // 12)]
+        steps = min(8, max(1, (runs - 4 * len(train)) // step))
     optimizer = p.made(
-        teleprompt.SIMBA, metric=p.metric(), bsize=size, num_candidates=3, max_steps=min(8, max(1, p.runs(3 * step) // step)),
+        teleprompt.SIMBA, metric=p.metric(), bsize=size, num_candidates=3, max_steps=steps,
         max_demos=p.demos, prompt_model=p.prompt_lm, num_threads=p.session.threads,
     )  # fmt: skip
-    return p.compiled(optimizer, trainset=p.examples(), seed=p.session.seed)
+    return p.compiled(optimizer, trainset=train, seed=p.session.seed)
 
 
 def _gepa(p: Proposal) -> Student:
@@ -219,6 +247,21 @@ OPTIMIZERS: dict[str, Callable[[Proposal], Student]] = {
     "labeled": _labeled, "bootstrap": _bootstrap, "bootstrap-search": _bootstrap_search, "knn": _knn, "copro": _copro,
     "mipro": _mipro, "simba": _simba, "gepa": _gepa, "infer-rules": _infer_rules, "ensemble": _ensemble, "optuna": _optuna,
 }  # fmt: skip
+
+
+def least_runs(name: str, val: int, settings: Mapping[str, Any]) -> int:
+    """Runs of the program that an optimizer needs for one proposal, with `val` tasks to compare it on; 0 where nothing is known."""
+    if name == "gepa":  # the plain program on val, the parent and its child on a minibatch, the child on val
+        return 2 * val + 2 * int(settings.get("reflection_minibatch_size") or 3)
+    if name == "simba":  # one step: trajectories of a batch, and its candidates on the batch
+        candidates = int(settings.get("num_candidates") or 3)
+        return (2 * candidates + 1) * int(settings.get("bsize") or 8)
+    return {"mipro": 2 * val + 12, "bootstrap-search": 3 * val, "copro": 3 * val, "optuna": val + 8, "infer-rules": 2 * val}.get(name, 0)
+
+
+def val_share(name: str) -> int:
+    """Of the search's calls, the part that one comparison on val may take: one of so many."""
+    return 3 if name == "labeled" else 4 if name in ("bootstrap", "knn", "ensemble", "simba") else 8
 
 
 def propose(name: str, proposal: Proposal) -> Student:

@@ -1,5 +1,6 @@
 """What a compiled program is made of: its state as JSON, the program again from it, and the version that names it."""
 
+import copy
 import hashlib
 import json
 from typing import Any
@@ -18,11 +19,19 @@ def program_state(program: dspy.Module) -> dict[str, Any]:
         return {"kind": "nearest", "inner": program_state(program.program), "pool": program.pool, "k": program.k, "embedding": program.embedding}
     if isinstance(program, EnsembleProgram):
         return {"kind": "ensemble", "members": [program_state(member) for member in program.members]}
-    state = program.dump_state()
+    # a predictor with a model of its own, as SIMBA's samples have, cannot be dumped as it is
+    own = any(getattr(part, "lm", None) is not None for _, part in program.named_parameters())
+    state = {name: _without_lm(part).dump_state() for name, part in program.named_parameters()} if own else program.dump_state()
     for name, part in state.items():  # what a run leaves behind goes, and the model, which an artifact names itself
         if isinstance(part, dict) and "demos" in part:
             state[name] = {**part, "traces": [], "train": [], "lm": None}
     return {"kind": "program", "state": state}
+
+
+def _without_lm(part: Any) -> Any:
+    copied = copy.copy(part)
+    copied.lm = None
+    return copied
 
 
 def program_version(program: dspy.Module, adapter: str | None) -> str:

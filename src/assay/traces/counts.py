@@ -19,15 +19,16 @@ Execute = Callable[[str, Mapping[str, Any]], Sequence[Sequence[Any]]]  # a state
 _ROLLOUTS = "SELECT count(*), count(score), avg(score) FROM rollouts {own}"
 _SPLITS = "SELECT split, count(*) FROM rollouts {own} GROUP BY split ORDER BY split"
 _CALLS = (
-    "SELECT count(*), sum(CAST(cached AS INTEGER)), sum(prompt_tokens), sum(completion_tokens), sum(transitions.cost_usd) FROM transitions {joined}"
+    "SELECT count(*), sum(CAST(cached AS INTEGER)), sum(prompt_tokens), sum(completion_tokens), sum(transitions.cost_usd), "
+    "count(transitions.cost_usd) FROM transitions {joined}"
 )
 _ERRORS = "SELECT count(*) FROM transitions {joined} {and_} transitions.error IS NOT NULL"
 _RUNS = "SELECT sum(unseen), max(unrecorded_reason) FROM runs {one}"
 
 
 def stats(execute: Execute, run_id: str | None = None) -> dict[str, Any]:
-    """Counts of a store, or of one run: rollouts, transitions, unrecorded calls (None: unknown), cached, errors, tokens, dollars,
-    mean score, rollouts by split."""
+    """Counts of a store, or of one run: rollouts, transitions, unrecorded calls (None: unknown), cached, errors, tokens, dollars (None: a call has
+    no known price), mean score, rollouts by split."""
     clauses = {"own": "", "joined": "", "and_": "WHERE", "one": ""}
     if run_id:
         joined = "JOIN rollouts ON rollouts.id = transitions.rollout_id WHERE rollouts.run_id = :run"
@@ -36,11 +37,12 @@ def stats(execute: Execute, run_id: str | None = None) -> dict[str, Any]:
     rollouts, splits, calls, errors, runs = (
         execute(statement.format(**clauses), values) for statement in (_ROLLOUTS, _SPLITS, _CALLS, _ERRORS, _RUNS)
     )
-    ((count, scored, mean),), ((made, cached, prompt, completion, cost),) = rollouts, calls
+    ((count, scored, mean),), ((made, cached, prompt, completion, cost, priced),) = rollouts, calls
+    unknown = priced < made - errors[0][0]  # a call without a price; failed ones have none
     return {
         "rollouts": count, "transitions": made, **Unrecorded(int(runs[0][0] or 0), runs[0][1]).to_dict(), "scored": scored, "mean_score": mean,
         "cached": int(cached or 0), "errors": errors[0][0], "prompt_tokens": int(prompt or 0),
-        "completion_tokens": int(completion or 0), "cost_usd": float(cost or 0.0),
+        "completion_tokens": int(completion or 0), "cost_usd": None if unknown else float(cost or 0.0),
         "splits": {split or "none": number for split, number in splits},
     }  # fmt: skip
 

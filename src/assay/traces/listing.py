@@ -14,8 +14,8 @@ from assay.traces.store import Store
 __all__ = ["find_rollouts", "known_programs", "list_runs", "show_run"]
 
 _NEWEST = 10_000  # rollouts whose programs are named where none fits
-_SEARCH = ("optimizer", "optimizer_settings", "threshold", "demos", "difference", "early_stop", "max_search_calls", "reflection_model",
-           "reflection_api_base", "reflection_api_key_env")  # fmt: skip
+_SEARCH = ("optimizer", "optimizer_settings", "threshold", "demos", "difference", "early_stop", "token_margin", "max_search_calls",
+           "reflection_model", "reflection_api_base", "reflection_api_key_env")  # fmt: skip
 _NOT_OF_KIND = {"evaluate": _SEARCH, "collect": _SEARCH, **{f"judge {name}": ("optimizer", "max_search_calls") for name in ("audit", "score")}}
 
 

@@ -143,6 +143,11 @@ class Rollout:
         return found if found is not None and 0 <= found <= 1 else None
 
     @property
+    def unpriced(self) -> bool:
+        """Whether a call that was made has no known price."""
+        return any(t.cost_usd is None and t.error is None and not t.cached for t in self.transitions)
+
+    @property
     def cost_usd(self) -> float:
         """What its calls cost, where the price is known; answers from the cache cost nothing."""
         return sum(t.cost_usd or 0.0 for t in self.transitions if not t.cached)

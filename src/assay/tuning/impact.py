@@ -16,6 +16,7 @@ from assay.optimizers.metrics import Budget
 from assay.optimizers.parameters import Point
 from assay.optimizers.parameters.impact import Impact, draw_impact, impact
 from assay.optimizers.parameters.page import importance, write_page
+from assay.optimizers.reserve import too_few_to_score
 from assay.programs import AgentParameters
 from assay.reprs import Shown
 from assay.rubrics import Rubric
@@ -47,7 +48,7 @@ class ImpactReport(Shown):
         return {
             **self.found.to_dict(), "folder": str(self.folder), "picture": str(self.picture) if self.picture else None,
             "page": str(self.page) if self.page else None, "study": self.study, "importance": self.importance, "notes": self.notes,
-            "calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated, "tokens": usage.tokens, "cost_usd": usage.cost_usd,
+            "calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated, "tokens": usage.tokens, "cost_usd": usage.known_cost_usd,
         }  # fmt: skip
 
 
@@ -83,6 +84,9 @@ def parameter_impact(
     shown = progress or Progress()
     config = replace(config, salt=resolve_salt(config.salt, store, artifact=salt_at(program)))
     with open_job(config, program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume, need=("val",)) as job:
+        few = too_few_to_score(job.splits.sizes(), "val")
+        if few is not None:
+            shown.say(f"warning: {few}")
         space = space_of(job, config, shown)
         name = space.programs[0]
         job.session.know(job.splits.val, "val")
@@ -107,6 +111,7 @@ def parameter_impact(
         report.page, _ = write_page(folder, study, objectives, title=f"What the agent parameters of {config.program} do", facts=facts, impact=found)
     except MissingExtra as error:
         report.notes.append(f"no picture: {error}")
+    report.notes += [few] if few is not None else []
     report.notes += [f"could not be run: {why}" for why in found.failed]
     report.notes += [f"{parameter} had no effect on any run" for parameter in found.without_effect]
     if study is None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from assay.compilereport import dollars
 from assay.models import Meter
 from assay.optimizers.comparison import Comparison
 from assay.optimizers.metrics import Budget, before_and_after
@@ -86,7 +87,7 @@ class TuneReport(Shown):
             "cached": usage.cached,
             "repeated_calls": usage.repeated,
             "tokens": usage.tokens,
-            "cost_usd": usage.cost_usd,
+            "cost_usd": usage.known_cost_usd,
         }
 
     def _inferiority(self, gate: Comparison) -> dict[str, Any]:
@@ -122,6 +123,6 @@ def as_page(data: Mapping[str, Any]) -> str:
         lines += ["", openings_line(data["test_openings"])]
     lines += [
         "",
-        f"{data['trials']} trials, {data['pruned']} of them pruned; {data['calls']} calls, {data['tokens']} tokens, {data['cost_usd']} USD.",
+        f"{data['trials']} trials, {data['pruned']} of them pruned; {data['calls']} calls, {data['tokens']} tokens, {dollars(data['cost_usd'])}.",
     ]
     return "\n".join(lines) + "\n"

@@ -1,0 +1,53 @@
+"""Of candidates that are level the one with fewer prompt tokens wins, and a proven gain is never given away."""
+
+import math
+
+import pytest
+
+from assay.errors import ConfigError
+from assay.optimizers import CompileConfig
+from assay.optimizers.candidates import Candidate, best_with_fewest_tokens
+from assay.optimizers.evaluation import Evaluation
+from assay.rubrics import ScoreResult
+
+
+def candidate(name: str, scores: list[float], tokens: float) -> Candidate:
+    found = Evaluation()
+    for at, score in enumerate(scores):
+        found.results[str(at)], found.prompt_tokens[str(at)] = ScoreResult(value=score), tokens
+    return Candidate(name, None, found)  # type: ignore[arg-type]
+
+
+SCORES = [1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0]
+
+
+def chosen(values: list[float], tokens: list[float], margin: float, scores: list[list[float]] | None = None) -> str:
+    given = scores or [SCORES] * len(values)
+    made = [candidate(f"c{at}", given[at], tokens[at]) for at in range(len(values))]
+    return best_with_fewest_tokens(made, values, margin).name
+
+
+def test_level_candidates_are_decided_by_prompt_tokens() -> None:
+    assert chosen([0.600, 0.605, 0.602], [900, 1000, 300], 0.01) == "c2"
+    assert chosen([0.600, 0.605, 0.602], [900, 1000, 300], 0.001) == "c1"  # not level
+    assert chosen([0.605, 0.605], [1000, 500], 0.0) == "c1"  # equal
+
+
+def test_less_than_a_tenth_of_the_tokens_decides_nothing() -> None:
+    assert chosen([0.600, 0.605], [950, 1000], 0.01) == "c1"
+
+
+def test_a_candidate_that_is_proven_better_is_never_lost() -> None:
+    worse, better = [0.5] * 40, [0.508, 0.510] * 20  # each task is 0.008 or 0.010 better
+    assert chosen([0.502, 0.511], [100, 1000], 0.01, [worse, better]) == "c1"
+    assert chosen([0.502, 0.511], [100, 1000], 0.01) == "c0"
+
+
+def test_a_candidate_whose_tokens_are_unknown_does_not_win_by_them() -> None:
+    assert chosen([0.600, 0.605], [0, 1000], 0.01) == "c1"
+    assert math.isinf(candidate("c", SCORES, 0).prompt_tokens)
+
+
+def test_a_margin_out_of_range_is_refused() -> None:
+    with pytest.raises(ConfigError, match="token_margin=1 must be at least 0 and below 1"):
+        CompileConfig(token_margin=1)
