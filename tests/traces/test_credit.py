@@ -1,6 +1,7 @@
 """Credit: worked values, and what must hold whatever the rewards."""
 
 import math
+import random
 
 import numpy as np
 import pytest
@@ -35,6 +36,17 @@ def test_the_fields_worked_example_returns_1_45() -> None:
     assert returns(rewards, scheme="step") == rewards
     # 1.0; 0.15 + 0.5; 0.15 + 0.5·0.65; 0.15 + 0.5·0.475
     assert returns(rewards, discount=0.5) == pytest.approx([0.3875, 0.475, 0.65, 1.0])
+
+
+@pytest.mark.parametrize("every_turn", [False, True])
+def test_the_order_of_the_rollouts_changes_no_bit(every_turn: bool) -> None:
+    rng = random.Random(5)
+    group = [[rng.choice([0.1, 0.15, 1 / 3, 0.7]) for _ in range(rng.randint(1, 4))] for _ in range(40)]
+    first = credited(group, every_turn=every_turn)
+    for _ in range(20):
+        order = rng.sample(range(len(group)), len(group))
+        again = credited([group[at] for at in order], every_turn=every_turn)
+        assert [again[order.index(at)] for at in range(len(group))] == first
 
 
 def test_two_of_three_worked_by_hand() -> None:

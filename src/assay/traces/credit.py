@@ -17,6 +17,7 @@ __all__ = ["RETURNS", "Baseline", "differs_by_turn", "fitted_values", "gae", "re
 
 RETURNS = ("to_go", "episode", "step", "uniform")
 _EPSILON = 1e-4  # beside the deviation, as in TRL's GRPOTrainer
+_ULP = 2**1074  # every finite float is a whole number of 2**-1074
 _SAME = 1e-9  # episode returns that differ by less have no spread
 
 
@@ -80,9 +81,11 @@ class Baseline:
     turn t stands there with its last G, so that a longer way is held against what shorter ones arrived at. The episode return is the first
     call's G. With `every_turn` (see `differs_by_turn`) the deviation is that of all G, and groups differ where any turn does.
 
+    Sums are exact, as integers of `_ULP`: the order in which rollouts are added changes no bit, and where all are alike it gives exactly 0.
+
     Sources: leave-one-out, RLOO (arXiv 2402.14740); the deviation, GRPO (arXiv 2402.03300, of the group) and REINFORCE++
-    (arXiv 2501.03262, of the batch); by turn and with rollouts that ended, ours. It gives exactly 0 where all did equally well. With
-    undiscounted returns to go and equal outcomes the calls of a tool that all used rightly sum to no less than 0 at every turn.
+    (arXiv 2501.03262, of the batch); by turn and with rollouts that ended, ours. With undiscounted returns to go and equal
+    outcomes the calls of a tool that all used rightly sum to no less than 0 at every turn.
     """
 
     leave_one_out: bool = True
@@ -90,38 +93,39 @@ class Baseline:
     every_turn: bool = False
     count: int = 0
     _measured: int = 0
-    _at: list[float] = field(default_factory=list)  # sums of G by turn, over the rollouts that had the turn
-    _ended: list[float] = field(default_factory=list)  # sums of last G by the turn after it
+    _at: list[int] = field(default_factory=list)  # sums of G by turn, over the rollouts that had the turn
+    _ended: list[int] = field(default_factory=list)  # sums of last G by the turn after it
     _range: list[tuple[float, float]] = field(default_factory=list)  # lowest and highest G by turn
     _end_range: list[tuple[float, float]] = field(default_factory=list)  # of last G by the turn after it
-    _mean: float = 0.0
-    _square: float = 0.0
+    _sum: int = 0  # of the G that are measured
+    _squares: int = 0
 
     def add(self, credited: Sequence[float]) -> None:
         """Takes in a rollout: its G by turn."""
         if not credited:
             return
         missing = len(credited) + 1 - len(self._at)
-        self._at += [0.0] * missing
-        self._ended += [0.0] * missing
+        self._at += [0] * missing
+        self._ended += [0] * missing
         self._range += [(math.inf, -math.inf)] * missing
         self._end_range += [(math.inf, -math.inf)] * missing
         for turn, value in enumerate(credited):
-            self._at[turn] += value
+            self._at[turn] += _units(value)
             self._range[turn] = _wider(self._range[turn], (value, value))
-        self._ended[len(credited)] += credited[-1]
+        self._ended[len(credited)] += _units(credited[-1])
         self._end_range[len(credited)] = _wider(self._end_range[len(credited)], (credited[-1], credited[-1]))
         self.count += 1
         for value in credited if self.every_turn else credited[:1]:
+            units = _units(value)
             self._measured += 1
-            delta = value - self._mean
-            self._mean += delta / self._measured
-            self._square += delta * (value - self._mean)
+            self._sum += units
+            self._squares += units * units
 
     @property
     def deviation(self) -> float:
         """Sample standard deviation of the episode returns, or of all G."""
-        return math.sqrt(max(0.0, self._square) / (self._measured - 1)) if self._measured > 1 else 0.0
+        n = self._measured
+        return math.sqrt((n * self._squares - self._sum**2) / (n * (n - 1) * _ULP**2)) if n > 1 else 0.0
 
     @property
     def spread(self) -> bool:
@@ -139,13 +143,20 @@ class Baseline:
         if not self.spread:
             return [0.0] * len(credited)
         divisor = self.deviation + _EPSILON if self.scale else 1.0
-        found, ended = [], 0.0
+        found, ended = [], 0
+        others = self.count - 1 if self.leave_one_out else self.count
         for turn, value in enumerate(credited):
             ended += self._ended[turn]
-            whole = self._at[turn] + ended
-            mean = (whole - value) / (self.count - 1) if self.leave_one_out else whole / self.count
-            found.append((value - mean) / divisor)
+            units = _units(value)
+            total = self._at[turn] + ended - (units if self.leave_one_out else 0)
+            found.append((others * units - total) / (others * _ULP) / divisor)
         return found
+
+
+def _units(value: float) -> int:
+    """A finite float as a whole number of the smallest one."""
+    numerator, denominator = value.as_integer_ratio()
+    return numerator << (_ULP.bit_length() - denominator.bit_length())  # both are powers of two
 
 
 def _wider(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:

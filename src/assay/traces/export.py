@@ -272,9 +272,9 @@ class _Export:
         if self.batch is not None:
             return {"": self.batch}
         found: dict[str, Baseline] = {}
-        known = [(self._group_of(episode), credited[1]) for episode in group if (credited := self._credited(episode)) is not None]
-        for name, values in sorted(known):  # not in the order of ids, which differ from run to run: the last bits of a sum depend on its order
-            found.setdefault(name, self._baseline()).add(values)
+        for episode in group:
+            if (credited := self._credited(episode)) is not None:
+                found.setdefault(self._group_of(episode), self._baseline()).add(credited[1])
         self.flat_groups += sum(not baseline.spread for baseline in found.values())
         return found
 
