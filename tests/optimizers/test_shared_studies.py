@@ -18,6 +18,7 @@ from assay.errors import StoreError
 from assay.optimizers.parameters import AgentArena, SearchConfig, SearchOutcome, Space, open_study, search
 from assay.programs import RANGES
 from assay.testing import SyntheticAgent
+from assay.testing.scripted_server import running
 from assay.traces import Store
 
 SPACE = Space(programs=["agent"], acting={"agent": list(RANGES)})
@@ -155,3 +156,54 @@ def test_what_helpers_spend_is_counted_and_capped(server: dict[str, str], mine: 
         spent = sum(len(store.rollout(rollout.id).transitions) for rollout in store.rollouts())
     assert data["calls"] <= spent <= data["calls"] + data["repeated_calls"]  # a trial that was cut off is tried again
     assert data["complete"] + data["pruned"] >= 8
+
+
+def _helpers(process: int) -> list[int]:
+    """Its children that work on the study."""
+    found = [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    return [child for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_helpers_end_with_the_process_that_began_the_study(tmp_path: Path, mine: str) -> None:
+    (tmp_path / "r.yaml").write_text("name: said\ncriteria:\n- {name: right, check: assay.rubrics.checks:numeric}\n")
+    rows = [{"id": str(at), "question": f"What is {at} + 1?", "answer": str(at + 1)} for at in range(60)]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with running(tmp_path / "log", delay_ms=300) as address:
+        command = [sys.executable, "-m", "assay", "tune", mine, "--rubric", "r.yaml", "--data", "d.jsonl", "--model", "openai/m"]
+        command += ["--api-base", address, "--adapter", "chat", "--trials", "20", "--workers", "3", "--threads", "2", "--json"]
+        own = {**os.environ, "OPENAI_API_KEY": "none"}
+        with open(tmp_path / "output.txt", "w") as output:
+            begun = subprocess.Popen(command, stdout=output, stderr=output, env=own)
+            until = time.monotonic() + 120
+            while sum(not t.state.is_finished() for t in _of_the_run(tmp_path)) < 3 and time.monotonic() < until and begun.poll() is None:
+                time.sleep(0.2)
+            helpers = _helpers(begun.pid)
+            begun.kill()
+            begun.wait()
+        assert len(helpers) == 2, (tmp_path / "output.txt").read_text()
+        until = time.monotonic() + 30
+        while (left := [one for one in helpers if Path(f"/proc/{one}").exists()]) and time.monotonic() < until:
+            time.sleep(0.2)
+        assert not left
+        assert sum(t.state.name == "COMPLETE" for t in _of_the_run(tmp_path)) < 15  # they did not see it through
+        ended = subprocess.run([*command, "--resume"], capture_output=True, text=True, timeout=300, env=own)
+        assert ended.returncode == 0, ended.stderr
+        data, requests = json.loads(ended.stdout), (tmp_path / "log").stat().st_size
+    assert 20 <= data["complete"] + data["pruned"] <= 20 + 2
+    assert len({tuple(t["parameters"].items()) for t in data["history"]}) == len(data["history"])
+    assert data["calls"] <= requests <= data["calls"] + data["repeated_calls"]
+
+
+def _of_the_run(folder: Path) -> list[Any]:
+    """The trials of the one study of a project; none where there is none yet."""
+    import optuna
+
+    url = f"sqlite:///{folder / '.assay' / 'studies.db'}"
+    try:
+        return [trial for one in optuna.get_all_study_names(url) for trial in optuna.load_study(study_name=one, storage=url).get_trials()]
+    except Exception as error:  # the tables are being made
+        if not isinstance(error, sa.exc.SQLAlchemyError) and "optuna" not in type(error).__module__:
+            raise
+        return []

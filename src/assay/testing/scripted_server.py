@@ -1,8 +1,9 @@
-"""An OpenAI-compatible server whose answers depend on the prompt alone, in a process of its own: for tests that kill what asks it.
+"""An OpenAI-compatible server whose answers depend on prompt and temperature alone, in a process of its own: for tests that kill what asks it.
 
     python -m assay.testing.scripted_server [--port 0] [--log FILE] [--delay-ms 2]
 
-It answers "What is A + 1?": right more often the more demonstrations the prompt shows (35 % without, 95 % with eight), by a hash of the prompt.
+It answers "What is A + 1?": right more often the more demonstrations the prompt shows (35 % without, 95 % with eight) and the lower the
+temperature, by a hash of the prompt.
 It writes its port on its first line of output, and one byte a request to the log before it answers.
 """
 
@@ -17,18 +18,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 __all__ = ["answer_to", "running"]
 
 
-def answer_to(prompt: str) -> str:
+def answer_to(prompt: str, temperature: float = 0.7) -> str:
     """The text that the server gives, in the form that the prompt asks for."""
     numbers = re.findall(r"What is (\d+) \+ 1", prompt)
     asked = int(numbers[-1]) if numbers else 0
     share = int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:4], "big") / 2**32
-    right = share < min(0.95, 0.35 + 0.075 * max(0, len(numbers) - 1))
+    right = share < min(0.95, 0.35 + 0.075 * max(0, len(numbers) - 1)) - 0.2 * (temperature - 0.7)
     number = asked + 1 if right else asked + 2
     return json.dumps({"answer": number}) if "JSON" in prompt else f"[[ ## answer ## ]]\n{number}\n\n[[ ## completed ## ]]"
+
+
+def _tokens(text: str, alternatives: int) -> list[dict[str, Any]]:
+    """Each word as a token, with alternatives of falling probability."""
+    others = [{"token": f"w{at}", "logprob": -0.1 - 0.5 * at, "bytes": None} for at in range(alternatives)]
+    return [{"token": word, "logprob": -0.1, "bytes": None, "top_logprobs": others} for word in re.findall(r"\s*\S+\s*", text)]
 
 
 def _handler(log: Path | None, delay_s: float) -> type[BaseHTTPRequestHandler]:
@@ -42,9 +50,11 @@ def _handler(log: Path | None, delay_s: float) -> type[BaseHTTPRequestHandler]:
             if log is not None:
                 with open(log, "ab", buffering=0) as file:
                     file.write(b".")
-            text = answer_to(prompt)
+            text = answer_to(prompt, float(request.get("temperature") or 0.7))
             usage = {"prompt_tokens": len(prompt), "completion_tokens": len(text), "total_tokens": len(prompt) + len(text)}
-            choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+            choice: dict[str, Any] = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+            if request.get("logprobs"):
+                choice["logprobs"] = {"content": _tokens(text, int(request.get("top_logprobs") or 0))}
             body = json.dumps({"id": "1", "object": "chat.completion", "model": "m", "created": 1, "choices": [choice], "usage": usage}).encode()
             try:
                 self.send_response(200)

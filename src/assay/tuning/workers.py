@@ -1,7 +1,9 @@
 """Further processes on one study."""
 
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -55,6 +57,7 @@ def helped(
 def _help(config: TuneConfig, store: str | Path | None, resume: bool, spent: Any) -> None:
     """What a further process does: trials, until there are enough. It decides nothing, and reports what it spent."""
     signal.signal(signal.SIGTERM, _stopped)
+    threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True, name="assay-parent").start()
     silent = Progress()
     with Store(store) as opened:
         goes_on = resume and any(status != "done" for _, status in opened.runs(config.key))
@@ -76,3 +79,9 @@ def _help(config: TuneConfig, store: str | Path | None, resume: bool, spent: Any
 
 def _stopped(number: int, frame: Any) -> None:
     raise KeyboardInterrupt
+
+
+def _end_with(parent: Any) -> None:
+    """Ends this process once the one that began the study is gone, however it went: nobody would count what is spent from then on."""
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
