@@ -56,6 +56,7 @@ _LEAST = 1e-9  # probability of a word that is not among the tokens reported
 _STRUCTURE = re.compile(r"<|\[(?=/?[A-Z_]{3,}\])|[\u0085\u2028\u2029]")
 _LOG = logging.getLogger("assay.judges")
 _silent: weakref.WeakSet[Any] = weakref.WeakSet()  # engines that gave no token probabilities when asked
+_giving: weakref.WeakSet[Any] = weakref.WeakSet()  # engines that gave some: an answer without is that answer's own failure
 _WARN_OF_LENGTH = ("_result", "_check_truncation")  # DSPy's functions that warn of an answer that ended at its limit
 _one_token: ContextVar[bool] = ContextVar("assay_one_token", default=False)
 _TOP = {"embedded": 200, "hosted": 20}  # tokens whose probability is asked for; hosted servers give 20 at most
@@ -117,11 +118,15 @@ def reads_probabilities(lm: Any, reading: str) -> bool:
 
 def gave_no_probabilities(lm: Any, *, now: bool = False) -> bool:
     """Whether this model's server was asked for token probabilities before and gave none; `now` says that it has just been."""
-    engine = lm.recording if isinstance(lm, LanguageModel) else lm
+    engine = _engine_of(lm)
     if now and engine not in _silent:
         _silent.add(engine)
         _LOG.warning("%s gives no token probabilities: its verdicts are read from what it writes", getattr(lm, "model", lm))
     return engine in _silent
+
+
+def _engine_of(lm: Any) -> Any:
+    return lm.recording if isinstance(lm, LanguageModel) else lm
 
 
 def word_probabilities(top: Sequence[Mapping[str, Any]], words: Sequence[str]) -> tuple[dict[str, float], float]:
@@ -209,18 +214,22 @@ class VerdictAdapter(dspy.Adapter):  # type: ignore[misc]
         return signature
 
     def _call_postprocess(self, processed: Any, original: Any, outputs: list[Any], lm: Any, lm_kwargs: dict[str, Any]) -> list[dict[str, Any]]:
-        return [self._read(output) for output in outputs]
+        return [self._read(output, lm) for output in outputs]
 
     def __call__(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, demos: list[Any], inputs: dict[str, Any]) -> Any:
         with _no_truncation_warning():
             return super().__call__(lm, lm_kwargs, signature, demos, inputs)
 
-    def _read(self, answer: Any) -> dict[str, Any]:
+    def _read(self, answer: Any, lm: Any) -> dict[str, Any]:
         text = answer.get("text", "") if isinstance(answer, Mapping) else str(answer)
         try:
             top = answer["logprobs"]["content"][0]["top_logprobs"]
         except (KeyError, IndexError, TypeError):
-            raise NoProbabilities(f"the model answered {text!r} without token probabilities") from None
+            # llama.cpp tells none of a first token that is half a character
+            known = _engine_of(lm) in _giving or is_embedded(str(getattr(lm, "model", "")))
+            kind = NoGrade if known else NoProbabilities
+            raise kind(f"the model answered {text!r} without token probabilities") from None
+        _giving.add(_engine_of(lm))
         by_key, mass = word_probabilities(top, list(self.keys.values()))
         rival, against = _rival(top, list(self.keys.values()))
         if mass < max(_LEAST_MASS, self.min_mass * against):
