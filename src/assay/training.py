@@ -114,7 +114,7 @@ def train(
         def bench(what: str | dspy.Module, by: Any, source: str, given: Mapping[str, Any], trained: bool) -> tuple[Bench, Job]:
             config = _TrainConfig.of(what, by, source, engine.lm, sizes=sizes or {}, parameters=given, **common)
             need = ("train", "val", "test") if trained else ("val", "test")
-            job = opened.enter_context(open_job(config, program=what, rubric=by, lm=engine.lm, progress=shown, store=store, resume=False, need=need))
+            job = opened.enter_context(open_job(config, program=what, rubric=by, lm=engine.lm, progress=shown, store=store, resume=resume, need=need))
             job.session.lm.recording.cache = None  # a policy in training is never answered from a cache
             for split in need[:-1]:
                 job.session.know(getattr(job.splits, split), split)

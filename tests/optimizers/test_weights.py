@@ -296,6 +296,35 @@ def test_a_killed_warm_up_goes_on_to_the_same_curve(tiny_model: Path, tmp_path: 
 
 
 @pytest.mark.slow
+def test_a_warm_up_that_was_killed_after_its_adapter_was_kept_is_resumed_to_the_same(
+    embedded: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        """Ends it without any clean-up, as SIGKILL does."""
+
+    def killed(*_: Any) -> None:
+        raise Killed
+
+    path = lines(tmp_path / "d.jsonl", [row(at) for at in range(6)])
+    config = SFTConfig(epochs=1, batch=2, rank=2, max_length=64, evaluations=1, held_out=0.2)
+    whole = train_sft(path, "whole", config)
+    with monkeypatch.context() as patch:
+        patch.setattr("assay.optimizers.weights.sft.told_agreement", killed)
+        with pytest.raises(Killed):
+            train_sft(path, "cut", config)
+    told = Path(".assay/adapters/cut/adapter.json")
+    kept = json.loads(told.read_text())
+    told.write_text(json.dumps({**kept, "made": {**kept["made"], "training": "another"}}))
+    with pytest.raises(ConfigError, match="there is an adapter 'cut'"):
+        train_sft(path, "cut", config, resume=True)
+    told.write_text(json.dumps(kept))
+    again = train_sft(path, "cut", config, resume=True)
+    assert (again.loss, again.held_out_loss, again.steps, again.agreement) == (whole.loss, whole.held_out_loss, whole.steps, whole.agreement)
+    weights = [Path(f".assay/adapters/{name}/adapter_model.safetensors").read_bytes() for name in ("whole", "cut")]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.slow
 def test_two_processes_warm_up_as_one_does(tiny_model: Path, tmp_path: Path) -> None:
     path = lines(tmp_path / "d.jsonl", [row(at) for at in range(32)])
     options = ["--model", str(tiny_model), "--epochs", "1", "--rank", "4", "--max-length", "128", "--held-out", "0.2", "--json"]

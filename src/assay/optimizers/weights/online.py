@@ -65,7 +65,7 @@ class Rollouts:
             student.group = f"{run_id}/{step}"
             runs.append((student, self.tasks[given["index"]]))
         synced = time.perf_counter()
-        with session.phase("train"), dspy.context(**{WRITTEN_DECISIONS: True}):
+        with session.recorder.within(f"step {step}"), session.phase("train"), dspy.context(**{WRITTEN_DECISIONS: True}):
             found = self.engine.play(runs, session)
         self.tally.spend("sync", synced - clock)
         self.tally.spend("rollouts", time.perf_counter() - synced)

@@ -33,6 +33,7 @@ from assay.optimizers.weights.work import (
     save_adapter,
     stoppable,
     told_agreement,
+    training_id,
     working_folder,
     world,
 )
@@ -186,7 +187,9 @@ class _Training:
             report.path = kept
             report.notes.append(f"{self.config.model} is no embedded model: the adapter stays in PEFT's form, for vLLM or transformers")
             return self._told()
-        made = {**report.to_dict(), **self.source.made_from(), "tokenizer_sha256": tokenizer_sha(policy.tokenizer)}
+        made = {
+            **report.to_dict(), **self.source.made_from(), "tokenizer_sha256": tokenizer_sha(policy.tokenizer), "training": training_id(self.work),
+        }  # fmt: skip
         adapter = keep_adapter(self.name, kept, base=policy.embedded, after=policy.merged, made=made)
         report.name, report.path = served_as(adapter), adapter.path
         report.agreement = told_agreement(trainer, policy, adapter, self.source.prompts, report.notes)
@@ -289,16 +292,17 @@ class _Training:
         from assay.optimizers.weights.trainer import over_ranks
 
         engine, bench, told = self.source.engine, self.source.bench, dict[str, float]()
+        at = f"step {trainer.state.global_step}"
         assert engine is not None
         engine.sync(trainer)
         for mode in MODES:
             if bench is None:
                 break
-            found = look(bench, engine, bench.val[: self.config.held_out], mode, phase="validate")
+            found = look(bench, engine, bench.val[: self.config.held_out], mode, phase="validate", scope=at)
             if not math.isnan(found.mean):
                 told[f"held_out_{mode}"] = found.mean
         for other in self.retained:
-            found = look(other, engine, other.val[: self.config.held_out], "greedy", phase="validate")
+            found = look(other, engine, other.val[: self.config.held_out], "greedy", phase="validate", scope=at)
             if not math.isnan(found.mean):
                 told[f"retained_{other.name}"] = found.mean
         first: dict[str, float] = over_ranks([told])[0]
@@ -342,8 +346,8 @@ class _Training:
                 self.report.test_openings[bench.name] = openings.to_dict()
             for mode in MODES if bench.test else ():
                 with engine.before():
-                    before = look(bench, engine, bench.test, mode, phase="test")
-                after = look(bench, engine, bench.test, mode, phase="test")
+                    before = look(bench, engine, bench.test, mode, phase="test", scope="before")
+                after = look(bench, engine, bench.test, mode, phase="test", scope="after")
                 if not rank():
                     found[mode] = compared(before, after)
             if found or rank():

@@ -16,7 +16,7 @@ from assay.optimizers.session import Progress
 from assay.optimizers.weights.base import Policy, fast_bf16, lean_head, load_policy, lora_of, quiet, tokenizer_sha
 from assay.optimizers.weights.config import SFTConfig
 from assay.optimizers.weights.data import TrainingData, read_sft
-from assay.optimizers.weights.work import last_good, rank, ready, save_adapter, stoppable, told_agreement, working_folder, world
+from assay.optimizers.weights.work import last_good, rank, ready, save_adapter, stoppable, told_agreement, training_id, working_folder, world
 from assay.reprs import Shown
 
 __all__ = ["SFTReport", "train_sft"]
@@ -104,6 +104,7 @@ def _train(work: Path, name: str, config: SFTConfig, data: TrainingData, resume:
         "data_sha256": data.sha256,
         "export": str(data.folder.resolve()) if data.folder else None,
         "tokenizer_sha256": tokenizer_sha(policy.tokenizer),
+        "training": training_id(work),
     }
     if policy.embedded is None:
         report.notes.append(f"{config.model} is no embedded model: the adapter stays in PEFT's form, for vLLM or transformers")

@@ -36,13 +36,18 @@ class Bench:
     opens: Callable[[], Any] | None = None  # called before `test` is run; returns how often it was opened
 
 
-def look(bench: Bench, engine: PolicyEngine, tasks: Sequence[Task], mode: str, *, phase: str) -> Evaluation:
+def look(bench: Bench, engine: PolicyEngine, tasks: Sequence[Task], mode: str, *, phase: str, scope: str) -> Evaluation:
     """The program on tasks under the weights that are served: at the temperature that is trained at, or greedily. Where the engine gives no
     probabilities of decisions they are taken as written, as in training: stating them would be another prompt. Of several processes the first
-    one runs them all."""
+    one runs them all.
+
+    Args:
+        scope: tells this look from the others at the same tasks, so that one that comes again after a stop overwrites what it had recorded.
+    """
     inside: AbstractContextManager[Any] = engine.greedy() if mode == "greedy" else nullcontext()
     written = not supports(engine.lm, "top_logprobs")
-    with inside, bench.session.phase(phase), dspy.context(**{WRITTEN_DECISIONS: written}):
+    recorder = bench.session.recorder
+    with inside, recorder.within(f"{scope}, {mode}"), bench.session.phase(phase), dspy.context(**{WRITTEN_DECISIONS: written}):
         return evaluate(bench.student, tasks if not rank() else [], bench.session, name=f"{phase}: {bench.name}, {mode}")
 
 

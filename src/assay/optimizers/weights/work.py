@@ -17,6 +17,7 @@ from assay.errors import AssayError, ConfigError, Diverged, MissingExtra, ModelE
 from assay.models.adapters import Adapter, adapter_home, check_name, served_as
 from assay.models.embedded import LlamaBackend
 from assay.optimizers.weights.base import Policy
+from assay.traces.records import new_id
 
 __all__ = [
     "check_free",
@@ -27,6 +28,7 @@ __all__ = [
     "save_adapter",
     "stoppable",
     "told_agreement",
+    "training_id",
     "wait_for_all",
     "working_folder",
     "world",
@@ -77,11 +79,15 @@ def working_folder(name: str, job: Mapping[str, Any], *, resume: bool, last: str
             raise ConfigError(f"{work} is not there on every machine: share one folder over all of them, and name it in ASSAY_ADAPTERS")
         yield work
         return
-    check_free(name)
+    check_name(name)
     work.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(f"{work}.lock", timeout=0):
+            if not (resume and (work / "job.json").exists()):
+                check_free(name)
             _prepare(work, json.loads(json.dumps(job, default=str)), resume, last)
+            _remove_own(name, work)
+            check_free(name)
             wait_for_all()
             yield work
     except Timeout:
@@ -104,7 +110,27 @@ def _prepare(work: Path, job: Mapping[str, Any], resume: bool, last: str) -> Non
         return
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
-    told.write_text(json.dumps(dict(job)), encoding="utf-8")
+    told.write_text(json.dumps({**job, "training": new_id()}), encoding="utf-8")
+
+
+def training_id(work: Path) -> str | None:
+    """The id of the training whose folder this is; None where there is none."""
+    try:
+        found: str | None = json.loads((work / "job.json").read_text(encoding="utf-8")).get("training")
+    except (OSError, ValueError):
+        return None
+    return found
+
+
+def _remove_own(name: str, work: Path) -> None:
+    """Removes the adapter that this very training had kept when it was killed, before its report was made: it is made again."""
+    kept = adapter_home() / name
+    try:
+        made = json.loads((kept / "adapter.json").read_text(encoding="utf-8"))["made"].get("training")
+    except (OSError, ValueError, KeyError):
+        return
+    if made is not None and made == training_id(work):
+        shutil.rmtree(kept)
 
 
 def save_adapter(trainer: Any, folder: Path) -> None:
