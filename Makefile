@@ -37,7 +37,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Twenty kills of each kind of job, compared with unkilled runs (about a quarter of an hour on two cores).
+# Twenty kills of each kind of job and three of each training, compared with unkilled runs (about a quarter of an hour on two cores).
 chaos: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos.py --kills 20
 

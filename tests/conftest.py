@@ -1,6 +1,9 @@
 """Shared fixtures: the embedded model, a folder of its own for each test, a real PostgreSQL."""
 
+import ctypes
+import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +18,20 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ASSAY_STORE", raising=False)
     return tmp_path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def given_back() -> Iterator[None]:
+    """After each module its models go: a served one that was merged holds up to a gigabyte, and torch's go with their cycles."""
+    yield
+    engines = sys.modules.get("assay.models.embedded")
+    if engines is not None:
+        for path in [path for path in engines._servers if path.parent.name != "models"]:
+            del engines._servers[path]
+    if "torch" in sys.modules or engines is not None:
+        gc.collect()
+        if sys.platform == "linux":
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,9 @@
 
 import json
 import math
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +59,18 @@ def test_traces_score_with_an_unreachable_judge_fails_naming_it(project: Path, m
     assert "kind was not decided on 3 of 3: judge 'Is it kind?' (openai/gone)" in " ".join(err.split())
 
 
-def test_judge_score_with_an_unreachable_judge_prints_its_report_and_fails(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_judge_score_with_an_unreachable_judge_prints_its_report_and_fails(project: Path) -> None:
+    """In a process of its own: nothing that other tests left running writes into its output."""
     (project / "d.jsonl").write_text('{"input": "a", "output": "b"}\n')
-    code, out, err = run_cli(
-        "judge", "score", "Is it kind?", "--data", "d.jsonl", "--model", "openai/gone", "--api-base",
-        "http://127.0.0.1:9/v1", "--store", str(project / "b.db"), "--json",
-    )  # fmt: skip
-    assert (code, json.loads(out)["coverage"], json.loads(out)["mean"]) == (1, 0.0, None)
-    assert "judge 'Is it kind?' was not decided on 1 of 1" in " ".join(err.split())
+    with socket.socket() as taken:  # bound and not listening: connections are refused, whatever else runs on this machine
+        taken.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+        command = [sys.executable, "-m", "assay", "judge", "score", "Is it kind?", "--data", "d.jsonl", "--model", "openai/gone"]
+        done = subprocess.run([*command, "--api-base", address, "--store", "b.db", "--json"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["coverage"], found["mean"]) == (0.0, None)
+    assert "judge 'Is it kind?' was not decided on 1 of 1" in " ".join(done.stderr.split())
 
 
 def test_every_command_that_scores_has_the_flag() -> None:
