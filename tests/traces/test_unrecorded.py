@@ -2,17 +2,23 @@
 
 import asyncio
 import json
+import multiprocessing
 import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import dspy
+import httpcore
 import httpx
 import litellm
 import openai
@@ -20,8 +26,9 @@ import pytest
 import requests
 
 import assay
-from assay.models import get_lm
+from assay.models import get_lm, with_recording
 from assay.models.transports import is_lm_request
+from assay.testing import ScriptedEngine
 from assay.testing.serving import served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Recorder, Rollout, Store
@@ -58,10 +65,40 @@ def by_urllib(url: str) -> None:
     urllib.request.urlopen(asked, timeout=20).read()
 
 
-def in_a_thread(url: str) -> None:
-    thread = threading.Thread(target=by_urllib, args=(url,))
+def by_dspy(url: str, **kwargs: Any) -> None:
+    dspy.LM("openai/m", **{"api_base": f"{url}/v1", "api_key": "k", "cache": False, "num_retries": 0, **kwargs})("hello")
+
+
+async def by_dspy_async(url: str) -> None:
+    await dspy.LM("openai/m", api_base=f"{url}/v1", api_key="k", cache=False, num_retries=0).acall("hello")
+
+
+def by_httpcore(url: str) -> None:
+    httpcore.request("POST", f"{url}/v1/chat/completions", content=json.dumps(BODY).encode(), headers={"Content-Type": "application/json"})
+
+
+def by_httpx_transport(url: str) -> None:
+    with httpx.HTTPTransport() as transport:
+        transport.handle_request(httpx.Request("POST", f"{url}/v1/chat/completions", json=BODY)).read()
+
+
+def scripted() -> dspy.LM:
+    return dspy.LM("scripted", engine=ScriptedEngine(lambda request: "hello"), cache=False)
+
+
+def in_a_thread(function: Callable[[str], Any], url: str) -> None:
+    thread = threading.Thread(target=function, args=(url,))
     thread.start()
     thread.join()
+
+
+def in_a_pool(function: Callable[[str], Any], url: str) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        pool.submit(function, url).result()
+
+
+def in_a_loop_of_a_thread(url: str) -> None:
+    in_a_thread(lambda url: asyncio.run(by_dspy_async(url)), url)
 
 
 CLIENTS: dict[str, Callable[[str], Any]] = {
@@ -75,11 +112,22 @@ CLIENTS: dict[str, Callable[[str], Any]] = {
     "httpx async": lambda url: asyncio.run(by_httpx(url)),
     "requests": lambda url: requests.post(f"{url}/v1/chat/completions", json=BODY, timeout=20),
     "urllib": by_urllib,
-    "urllib in a thread": in_a_thread,
+    "urllib in a thread": lambda url: in_a_thread(by_urllib, url),
     "aiohttp": lambda url: asyncio.run(by_aiohttp(url)),
-    "dspy": lambda url: dspy.LM("openai/m", api_base=f"{url}/v1", api_key="k", cache=False, num_retries=0)("hello"),
-    "dspy over litellm": lambda url: dspy.LM("openai/m", api_base=f"{url}/v1", api_key="k", cache=False, engine="litellm")("hello"),
+    "httpcore": by_httpcore,
+    "httpx transport": by_httpx_transport,
+    "dspy": by_dspy,
+    "dspy async": lambda url: asyncio.run(by_dspy_async(url)),
+    "dspy in a thread": lambda url: in_a_thread(by_dspy, url),
+    "dspy in a pool": lambda url: in_a_pool(by_dspy, url),
+    "dspy async in a thread": in_a_loop_of_a_thread,
+    "dspy over litellm": lambda url: by_dspy(url, engine="litellm"),
+    "dspy over litellm in a thread": lambda url: in_a_thread(lambda url: by_dspy(url, engine="litellm"), url),
     "not ours": lambda url: get_lm("openai/m", api_base=f"{url}/v1", api_key="k")("hello"),
+    "not ours in a thread": lambda url: in_a_thread(get_lm("openai/m", api_base=f"{url}/v1", api_key="k"), "hello"),
+    "not ours over an engine, in a thread": lambda url: in_a_thread(with_recording(scripted()), "hello"),
+    "an engine of one's own": lambda url: scripted()("hello"),
+    "another path": lambda url: httpx.post(f"{url}/ask", json=BODY),
 }
 
 
@@ -138,17 +186,199 @@ def by_socket(url: str) -> None:
         connection.recv(100)
 
 
-@pytest.mark.parametrize("kind", ["process", "socket"])
-def test_what_cannot_be_looked_into_makes_the_count_unknown(server: str, kind: str) -> None:
+def by_process(url: str) -> None:
+    subprocess.run([sys.executable, "-c", ""], check=True)
+
+
+def by_multiprocessing(url: str, method: str = "spawn") -> None:
+    process = multiprocessing.get_context(method).Process(target=int)
+    process.start()
+    process.join()
+
+
+def by_process_pool(url: str) -> None:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        pool.submit(int).result()
+
+
+HIDDEN: dict[str, tuple[Callable[[str], Any], str]] = {
+    "process": (by_process, "process"),
+    "socket": (by_socket, "socket"),
+    "process in a thread": (lambda url: in_a_thread(by_process, url), "process"),
+    "socket in a thread": (lambda url: in_a_thread(by_socket, url), "socket"),
+    "socket in a pool": (lambda url: in_a_pool(by_socket, url), "socket"),
+    "spawn": (by_multiprocessing, "process"),
+    "forkserver": (lambda url: by_multiprocessing(url, "forkserver"), "process"),
+    "spawn in a thread": (lambda url: in_a_thread(by_multiprocessing, url), "process"),
+    "process pool": (by_process_pool, "process"),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_what_cannot_be_looked_into_makes_the_count_unknown(server: str, name: str) -> None:
     recorder = Recorder()
+    hidden, reason = HIDDEN[name]
     with recorder.rollout(Rollout()):
         CLIENTS["httpx"](server)
-        if kind == "process":
-            subprocess.run([sys.executable, "-c", ""], check=True)
-        else:
-            by_socket(server)
-    assert recorder.unrecorded == Unrecorded(1, REASONS[kind])
+        hidden(server)
+    assert recorder.unrecorded == Unrecorded(1, REASONS[reason])
     assert recorder.unrecorded.count is None
+
+
+def test_a_thread_that_was_there_before_hides_it_from_every_open_rollout(server: str) -> None:
+    recorder, begin = Recorder(), threading.Event()
+
+    def later() -> None:
+        begin.wait(20)
+        by_socket(server)
+
+    thread = threading.Thread(target=later)
+    thread.start()
+    with recorder.rollout(Rollout()):
+        begin.set()
+        thread.join()
+    assert recorder.unrecorded == Unrecorded(0, REASONS["socket"])
+
+
+def test_a_pool_of_processes_that_was_there_before_makes_the_count_unknown() -> None:
+    recorder = Recorder()
+    with multiprocessing.get_context("spawn").Pool(1) as pool, recorder.rollout(Rollout()):
+        pool.apply(int)
+    assert recorder.unrecorded == Unrecorded(0, "processes of multiprocessing are at work")
+
+
+def test_tries_are_counted_and_answers_of_dspys_cache_are_not(server: str) -> None:
+    recorder = Recorder()
+    with recorder.active(), recorder.rollout(Rollout()):
+        with pytest.raises(dspy.LMError):
+            dspy.LM("openai/m", api_base=f"{server}/v1", api_key="k", cache=False, num_retries=2)("#500")
+        assert recorder.unrecorded == Unrecorded(3)
+        cached = dspy.LM("openai/m", api_base=f"{server}/v1", api_key="k", cache=True)
+        cached(f"hello {server}")
+        cached(f"hello {server}")
+    assert recorder.unrecorded == Unrecorded(4)
+
+
+def test_a_thread_that_outlives_its_rollout_is_counted(server: str) -> None:
+    recorder, begin = Recorder(), threading.Event()
+
+    def later() -> None:
+        begin.wait(20)
+        by_urllib(server)
+
+    with recorder.rollout(Rollout()):
+        thread = threading.Thread(target=later)
+        thread.start()
+    begin.set()
+    thread.join()
+    assert recorder.unrecorded == Unrecorded(1)
+
+
+# -- recorded calls of threads that a program makes by itself
+
+
+def each_in_a_thread(ask: Callable[[str], Any], prompts: list[str]) -> None:
+    threads = [threading.Thread(target=ask, args=(prompt,)) for prompt in prompts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def by_executor(ask: Callable[[str], Any], prompts: list[str]) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(ask, prompts))
+
+
+def by_thread_pool(ask: Callable[[str], Any], prompts: list[str]) -> None:
+    with ThreadPool(2) as pool:
+        pool.map(func=ask, iterable=prompts)
+
+
+def by_loop(ask: Callable[[str], Any], prompts: list[str]) -> None:
+    async def gathered() -> None:
+        loop = asyncio.get_running_loop()
+        await asyncio.gather(*(loop.run_in_executor(None, ask, prompt) for prompt in prompts))
+
+    in_a_thread(lambda _: asyncio.run(gathered()), "")
+
+
+@pytest.mark.parametrize("spread", [each_in_a_thread, by_executor, by_thread_pool, by_loop])
+def test_recorded_calls_of_a_programs_threads_are_of_its_rollout(spread: Callable[..., None]) -> None:
+    recorder = Recorder()
+    lm = with_recording(scripted(), observers=[recorder.observe])
+
+    def run(name: str) -> Rollout:
+        with recorder.active(), recorder.rollout(Rollout()) as rollout:
+            time.sleep(0.05)  # both are open
+            spread(lm, [f"{name} {number}" for number in range(4)])
+        return rollout
+
+    with ThreadPoolExecutor(2) as pool:
+        rollouts = dict(zip("ab", pool.map(run, "ab"), strict=True))
+    for name, rollout in rollouts.items():
+        asked = sorted(transition.request["messages"][0]["parts"][0]["text"] for transition in rollout.transitions)
+        assert asked == [f"{name} {number}" for number in range(4)]
+    assert recorder.unrecorded == Unrecorded(0)
+
+
+def test_a_pool_that_several_rollouts_share_keeps_their_calls_apart() -> None:
+    recorder = Recorder()
+    lm = with_recording(scripted(), observers=[recorder.observe])
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(2):
+            with recorder.active(), recorder.rollout(Rollout()) as rollout:
+                pool.submit(lm, "hello").result()
+            assert len(rollout.transitions) == 1
+
+
+def ask_from_outside(recorder: Recorder, rollouts: int, tmp_path: Path) -> tuple[list[int], int]:
+    """A call of a thread from before; transitions of each open rollout, and how many calls are kept outside."""
+    begin = threading.Event()
+    with Store(tmp_path / "s.db") as store:
+        recorder.store = store
+        lm = with_recording(scripted(), observers=[recorder.observe])
+        thread = threading.Thread(target=lambda: begin.wait(20) and lm("hello"))
+        thread.start()
+        with ExitStack() as opened:
+            found = [opened.enter_context(recorder.rollout(Rollout())) for _ in range(rollouts)]
+            begin.set()
+            thread.join()
+        store.flush()
+        outside = sum(len(store.rollout(row.id).transitions) for row in store.rollouts() if row.source == "outside")
+        return [len(rollout.transitions) for rollout in found], outside
+
+
+def test_a_call_of_a_thread_from_before_is_of_the_only_open_rollout(tmp_path: Path) -> None:
+    recorder = Recorder()
+    assert ask_from_outside(recorder, 1, tmp_path) == ([1], 0)
+    assert recorder.unrecorded == Unrecorded(0)
+
+
+def test_a_call_that_several_open_rollouts_may_have_made_is_kept_apart_and_counted(tmp_path: Path) -> None:
+    recorder = Recorder()
+    assert ask_from_outside(recorder, 2, tmp_path) == ([0, 0], 1)
+    assert recorder.unrecorded == Unrecorded(1)
+
+
+def test_a_call_that_dspy_says_is_outside_does_not_go_into_a_rollout_of_another_thread() -> None:
+    recorder, opened, done = Recorder(), threading.Event(), threading.Event()
+    lm = with_recording(scripted(), observers=[recorder.observe])
+
+    def other() -> None:
+        with recorder.active(), recorder.rollout(rollout):
+            opened.set()
+            done.wait(20)
+
+    rollout = Rollout()
+    thread = threading.Thread(target=other)
+    thread.start()
+    opened.wait(20)
+    with recorder.active():
+        lm("hello")
+    done.set()
+    thread.join()
+    assert rollout.transitions == []
 
 
 def test_a_client_in_c_makes_the_count_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,6 +426,11 @@ def test_a_client_that_is_imported_inside_a_rollout_is_seen(server: str) -> None
         ("POST", "/v1beta/models/gemini-2.0-flash:generateContent", b'{"contents": []}', True),
         ("POST", "/model/anthropic.claude/converse-stream", '{"messages": []}', True),
         ("POST", "/api/generate", {"prompt": "x"}, True),
+        ("POST", "/ask", {"model": "m", "messages": []}, True),
+        ("POST", "/v1/predictions", {"input": {"prompt": "x"}}, True),
+        ("POST", "/models/org/name", {"inputs": "x"}, True),
+        ("POST", "/ask", {"messages": []}, False),
+        ("POST", "/tokenize", {"model": "m", "messages": []}, False),
         ("GET", "/v1/chat/completions", None, False),
         ("POST", "/v1/embeddings", {"input": "x"}, False),
         ("POST", "/v1/messages/count_tokens", {"messages": []}, False),

@@ -11,7 +11,6 @@ import json
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -33,7 +32,7 @@ from assay.models.meter import Meter
 from assay.models.roles import is_embedded, with_local_key
 from assay.models.scope import current_field, current_prices, current_sample, sample_scope, waits_for_servers
 from assay.models.streaming import events_in_pieces
-from assay.models.transports import accounted
+from assay.models.transports import accounted, went_by
 
 __all__ = [
     "LanguageModel",
@@ -112,7 +111,9 @@ class RecordingEngine:
         cost: float | None = None
         error: BaseException | None = None
         try:
-            with accounted() if self.observers else nullcontext():
+            if not self.observers:
+                went_by()
+            with accounted():
                 answered, cost = self.backend.complete(request)
             answered = pruned(answered, current_field.get())
         except BaseException as failure:

@@ -1,9 +1,9 @@
 """Sees LM calls that other clients make: hooks on the transports of the common SDKs. Records nothing; whoever asks is told.
 
-`httpx` (openai, anthropic, litellm, mistralai, google-genai), `http.client` (urllib, requests, urllib3, boto3) and `aiohttp` are hooked by
-class, also where they are imported later. A request counts as an LM call by its shape: POST to a path that language models are served at, with a
-prompt in its body where the body can be seen. Clients that open sockets of their own and processes that are started cannot be looked into: that
-they were used is told instead.
+`httpx` (openai, anthropic, litellm, mistralai, google-genai), `httpcore`, `http.client` (urllib, requests, urllib3, boto3), `aiohttp` and the
+transports of DSPy's own engine are hooked by class, also where they are imported later. A request counts as an LM call by its shape: POST to a
+path that language models are served at, with a prompt in its body where the body can be seen. Clients that open sockets of their own and
+processes that are started cannot be looked into: that they were used is told instead.
 """
 
 import http.client
@@ -13,62 +13,97 @@ import json
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
+from multiprocessing import active_children
+from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
 
-__all__ = ["accounted", "blind_clients", "is_lm_request", "watch"]
+from assay.models.threads import accounted_calls, follow
 
-_accounted: ContextVar[int] = ContextVar("assay_accounted", default=0)
+__all__ = ["accounted", "asking", "blind_clients", "is_lm_request", "watch", "went_by"]
+
+_asking: ContextVar[Callable[[], None] | None] = ContextVar("assay_asking", default=None)
 _saw: Callable[[], None] | None = None  # an LM call went by
 _hid: Callable[[str], None] | None = None  # something went by that cannot be looked into
 _lock = threading.Lock()
-_HOOKED = ("httpx", "httpx2", "aiohttp")
+_DSPY = "dspy._vendor.lm15.transports"  # sockets of DSPy's own engine
+_HOOKED = ("httpx", "httpx2", "httpcore", "aiohttp", _DSPY)
 _BLIND = ("curl_cffi", "pycurl", "niquests", "vertexai", "google.generativeai")  # clients in C or over gRPC
 _PATH = re.compile(
     r"/(?:chat/completions|completions?|responses|messages|api/chat|api/generate|v\d/chat|generate|generate_stream|converse|converse-stream|"
-    r"invoke|invoke-with-response-stream)$|:(?:generateContent|streamGenerateContent|rawPredict|streamRawPredict)$"
+    r"invoke|invoke-with-response-stream|predictions|text/chat|text/generation|text-generation/generation|multimodal-generation/generation)$|"
+    r"^/models/[^/]+/[^/]+$|:(?:generateContent|streamGenerateContent|rawPredict|streamRawPredict)$"
 )
+_NO_ANSWER = re.compile(r"/(?:count_tokens|tokenize|detokenize|embeddings?|rerank|moderations)$|:(?:countTokens|embedContent|batchEmbedContents)$")
 _GATEWAY = re.compile(r"^/r/[^/]+/")  # a rollout of assay's gateway, which records it
 _PROMPTS = ("messages", "input", "inputs", "prompt", "contents", "anthropic_version", "inputText", "message")
 _PROCESSES = frozenset({"subprocess.Popen", "os.system", "os.posix_spawn", "os.exec", "os.fork"})
+_OWN_PROCESS = "assay-"  # how the names of assay's own processes begin, which record their calls themselves
 _SYSTEM_FACTS = ("platform", "distro", "uuid", "ctypes.util")  # they ask the system's own tools what it is
-_SEEN_BY_HOOKS = ("http.client", "urllib3.", "httpx", "httpcore", "aiohttp")
+_SEEN_BY_HOOKS = ("http.client", "urllib3.", "httpx", "httpcore", "aiohttp", _DSPY)
 
 
 @contextmanager
 def accounted() -> Iterator[None]:
     """Requests inside, in this thread or task, are of a call that is recorded or counted already."""
-    token = _accounted.set(_accounted.get() + 1)
+    token = accounted_calls.set(accounted_calls.get() + 1)
     try:
         yield
     finally:
-        _accounted.reset(token)
+        accounted_calls.reset(token)
 
 
-def is_lm_request(method: str, path: str, body: Any = None) -> bool:
+@contextmanager
+def asking(saw: Callable[[], None]) -> Iterator[None]:
+    """Requests inside, in this thread or task, are made by a language model's client: each one with a prompt is told, whatever its path."""
+    token = _asking.set(saw)
+    try:
+        yield
+    finally:
+        _asking.reset(token)
+
+
+def went_by() -> None:
+    """To be called by an engine that makes an LM call which nothing records."""
+    saw = _asking.get() or _saw
+    if not accounted_calls.get() and saw is not None:
+        saw()
+
+
+def is_lm_request(method: str, path: str, body: Any = None, *, anywhere: bool = False) -> bool:
     """Whether a request asks a language model, by its shape.
 
     Args:
         path: of its address; what comes after a question mark does not matter.
         body: text, bytes or the object that is sent as JSON; None where it cannot be seen.
+        anywhere: whether the path may be any.
     """
     path = path.partition("?")[0].rstrip("/")
-    if method.upper() != "POST" or not _PATH.search(path) or _GATEWAY.match(path):
+    if method.upper() != "POST" or _NO_ANSWER.search(path) or _GATEWAY.match(path):
         return False
+    known = anywhere or _PATH.search(path) is not None
     if isinstance(body, str | bytes | bytearray):
         try:
             body = json.loads(body)
         except (ValueError, RecursionError):
             return False
-    return body is None or (isinstance(body, dict) and any(name in body for name in _PROMPTS))
+    if not isinstance(body, dict):
+        return known and body is None
+    return any(name in body for name in _PROMPTS) if known else isinstance(body.get("model"), str) and isinstance(body.get("messages"), list)
+
+
+def _asks(method: str, path: str, body: Any = None) -> bool:
+    return is_lm_request(method, path, body, anywhere=_asking.get() is not None)
 
 
 def blind_clients() -> str | None:
-    """A client that is loaded and cannot be looked into; None where there is none."""
+    """A client that is loaded, or a process that is at work, and cannot be looked into; None where there is none."""
+    if any(not process.name.startswith(_OWN_PROCESS) for process in active_children()):  # of a pool that was started before
+        return "processes of multiprocessing are at work"
     return next((f"{name} is loaded, whose calls cannot be seen" for name in _BLIND if name in sys.modules), None)
 
 
@@ -83,8 +118,10 @@ def watch(saw: Callable[[], None], hid: Callable[[str], None]) -> None:
             if name in sys.modules:
                 _hook(sys.modules[name])
         sys.meta_path.insert(0, _Importing())
-        _wrap(http.client.HTTPConnection, "putrequest", lambda self, method, url, *_, **__: is_lm_request(method, _path_of(url)))
+        _wrap(http.client.HTTPConnection, "putrequest", lambda self, method, url, *_, **__: _asks(method, _path_of(url)))
+        _wrap(BaseProcess, "start", _starts_process)
         sys.addaudithook(_audit)
+        follow()
 
 
 def _path_of(url: Any) -> str:
@@ -95,33 +132,58 @@ def _path_of(url: Any) -> str:
     return "/" + text.partition("://")[2].partition("/")[2] if "://" in text else text
 
 
-def _hook(module: ModuleType) -> None:
+def _hook(module: Any) -> None:
     if module.__name__ == "aiohttp":
         _wrap_async(module.ClientSession, "_request", _aiohttp_asks)
+    elif module.__name__ == "httpcore":
+        _wrap(module.ConnectionPool, "handle_request", _httpcore_asks)
+        _wrap_async(module.AsyncConnectionPool, "handle_async_request", _httpcore_asks)
+    elif module.__name__ == _DSPY:
+        _wrap(module.StdlibTransport, "stream", _dspy_asks)
+        _wrap_async(module.StdlibAsyncTransport, "_do_stream", _dspy_asks)
     else:
         _wrap(module.Client, "send", _httpx_asks)
         _wrap_async(module.AsyncClient, "send", _httpx_asks)
 
 
+def _to_gateway(headers: Mapping[str, str]) -> bool:
+    """Whether a request goes to assay's gateway, which records it."""
+    return "x-assay-rollout" in headers or str(headers.get("authorization", "")).startswith("Bearer rollout-")
+
+
 def _httpx_asks(client: Any, request: Any, *_: Any, **__: Any) -> bool:
-    told = str(request.headers.get("authorization", "")), request.headers.get("x-assay-rollout")
-    if told[1] or told[0].startswith("Bearer rollout-"):  # of assay's gateway
-        return False
-    return is_lm_request(request.method, request.url.path, getattr(request, "_content", None))
+    return not _to_gateway(request.headers) and _asks(request.method, request.url.path, getattr(request, "_content", None))
+
+
+def _httpcore_asks(pool: Any, request: Any, *_: Any, **__: Any) -> bool:
+    headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in request.headers}
+    return not _to_gateway(headers) and _asks(request.method.decode(), request.url.target.decode(), getattr(request.stream, "_content", None))
+
+
+def _dspy_asks(transport: Any, request: Any, *_: Any, **__: Any) -> bool:
+    headers = {name.lower(): value for name, value in request.headers}
+    return not _to_gateway(headers) and _asks(request.method, _path_of(request.url), request.body)
 
 
 def _aiohttp_asks(session: Any, method: str, url: Any, *_: Any, json: Any = None, data: Any = None, **__: Any) -> bool:
     sent = json if json is not None else data if isinstance(data, str | bytes | bytearray) else None
-    return is_lm_request(method, _path_of(url), sent)
+    return _asks(method, _path_of(url), sent)
+
+
+def _starts_process(process: Any) -> bool:
+    """Processes of `multiprocessing`, also those that Python's audit events do not tell of (spawn, forkserver)."""
+    if _hid is not None:
+        _hid("a process was started")
+    return False
 
 
 def _note(asks: Callable[..., bool], args: Any, kwargs: Any) -> None:
     """Never in the way of the call: a hook that fails has seen something that it cannot read."""
-    if _accounted.get() or _saw is None or _hid is None:
+    if accounted_calls.get() or _saw is None or _hid is None:
         return
     try:
         if asks(*args, **kwargs):
-            _saw()
+            (_asking.get() or _saw)()
     except Exception as error:
         _hid(f"a request could not be read ({type(error).__name__})")
 
@@ -171,9 +233,9 @@ class _Importing(importlib.abc.MetaPathFinder):
 def _audit(event: str, args: Any) -> None:
     """Processes that are started, and connections that none of the hooked transports opens."""
     if event in _PROCESSES:
-        if not _accounted.get() and _hid is not None and not _within(_SYSTEM_FACTS):
+        if not accounted_calls.get() and _hid is not None and not _within(_SYSTEM_FACTS):
             _hid("a process was started")
-    elif event == "socket.connect" and not _accounted.get() and _hid is not None:
+    elif event == "socket.connect" and not accounted_calls.get() and _hid is not None:
         _, address = args
         if isinstance(address, tuple) and not _within(_SEEN_BY_HOOKS):
             _hid("a client that is not known opened a connection")

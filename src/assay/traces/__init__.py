@@ -6,7 +6,8 @@ from assay.lazy import attach
 
 if TYPE_CHECKING:
     from assay.traces.location import store_url
-    from assay.traces.recorder import Recorder, current_rollout
+    from assay.traces.places import current_rollout
+    from assay.traces.recorder import Recorder
     from assay.traces.records import Rollout, ToolCall, Transition, Verdict
     from assay.traces.store import Store, shown_url
 else:
@@ -14,7 +15,8 @@ else:
         __name__,
         {
             "location": "store_url",
-            "recorder": "Recorder current_rollout",
+            "places": "current_rollout",
+            "recorder": "Recorder",
             "records": "Rollout ToolCall Transition Verdict",
             "store": "Store shown_url",
         },

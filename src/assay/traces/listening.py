@@ -10,14 +10,15 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Protocol
 
 import dspy
 from dspy.clients.typesafe import TypeSafe
 
-from assay.models.transports import accounted
+from assay.models.threads import current_place
 
-__all__ = ["Listener", "listeners", "listening"]
+__all__ = ["Listener", "is_told_here", "listeners", "listening"]
 
 _KEY = "assay_listeners"
 _lock = threading.Lock()
@@ -28,8 +29,8 @@ _logger = logging.getLogger(__name__)
 class Listener(Protocol):
     """What is told, in the thread or task where it happens. An exception is logged and never reaches the program."""
 
-    def lm_called(self, lm: Any) -> bool:
-        """A language model is about to be called. Whether it is counted here, and its requests need not be."""
+    def lm_called(self, lm: Any) -> AbstractContextManager[None] | None:
+        """A language model is about to be called; what it is to be called within, if anything."""
 
     def tool_began(self, tool: Any, arguments: dict[str, Any]) -> Any:
         """A tool is about to run. What is returned is handed to `tool_ended`."""
@@ -42,9 +43,16 @@ class Listener(Protocol):
 
 
 def listeners() -> tuple[Listener, ...]:
-    """Who listens in this thread or task."""
+    """Who listens in this thread or task, or where its thread was started."""
     found = dspy.settings.get(_KEY)
+    if found is None:
+        found = getattr(current_place(), "listeners", ())
     return found if isinstance(found, tuple) else ()
+
+
+def is_told_here() -> bool:
+    """Whether DSPy's context, with those who listen, has come to this thread or task: then it tells what is open, and that nothing is."""
+    return dspy.settings.get(_KEY) is not None
 
 
 def listening(listener: Listener) -> dict[str, Any]:
@@ -76,24 +84,24 @@ def _tell(told: Callable[..., Any], *what: Any) -> Any:
 def _counting(plain: Any) -> Any:
     """A model's call, of which the listeners hear before it is made."""
 
-    def counted(lm: Any) -> bool:
-        found = False
-        for listener in listeners():
-            found = bool(_tell(listener.lm_called, lm)) or found
-        return found
+    def within(lm: Any) -> AbstractContextManager[Any]:
+        """What the listeners want it to be made within."""
+        found = [wanted for listener in listeners() if (wanted := _tell(listener.lm_called, lm)) is not None]
+        if not found:
+            return nullcontext()
+        stack = ExitStack()
+        for wanted in found:
+            stack.enter_context(wanted)
+        return stack
 
     @functools.wraps(plain)
     def call(lm: Any, *args: Any, **kwargs: Any) -> Any:
-        if not counted(lm):
-            return plain(lm, *args, **kwargs)
-        with accounted():
+        with within(lm):
             return plain(lm, *args, **kwargs)
 
     @functools.wraps(plain)
     async def acall(lm: Any, *args: Any, **kwargs: Any) -> Any:
-        if not counted(lm):
-            return await plain(lm, *args, **kwargs)
-        with accounted():
+        with within(lm):
             return await plain(lm, *args, **kwargs)
 
     return acall if inspect.iscoroutinefunction(plain) else call

@@ -7,20 +7,21 @@ Calls outside any rollout (a teleprompter's proposals, a judge) are kept too, in
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import dspy
 
-from assay.datasets.tasks import content_hash
 from assay.errors import FailureKind
 from assay.models import Call
 from assay.models.failures import failure_of_program
 from assay.models.lm import LanguageModel
+from assay.models.transports import accounted, asking
 from assay.traces.dialects import answer_of, chat_messages
 from assay.traces.identity import RolloutIds, outside_id
 from assay.traces.listening import listeners, listening
 from assay.traces.missed import NOTHING, Unrecorded
+from assay.traces.places import OpenRollout, current_rollout, missed_here, open_here, opened, others_open
 from assay.traces.records import Rollout, ToolCall, Transition
 from assay.traces.shown import Carried, TaskTexts, message_texts
 from assay.traces.store import Store
@@ -28,40 +29,7 @@ from assay.traces.unrecorded import UnrecordedCalls
 
 __all__ = ["Recorder", "aside", "current_rollout", "note_failure"]
 
-_KEY = "assay_rollout"
 _TEXT = 20_000  # characters of a tool's result that are kept
-
-
-def current_rollout() -> Rollout | None:
-    """The rollout that is open in this thread or task."""
-    found = _open_here()
-    return None if found is None else found.rollout
-
-
-class _Open:
-    """A rollout that is open, as DSPy's settings carry it."""
-
-    __slots__ = ("_content", "missed", "rollout")
-
-    def __init__(self, rollout: Rollout, missed: UnrecordedCalls | None = None, content: str | None = None) -> None:
-        self.rollout, self.missed, self._content = rollout, missed, content
-
-    @property
-    def content(self) -> str:
-        """The content hash of its inputs; empty where it has none."""
-        if self._content is None:
-            self._content = content_hash(self.rollout.inputs) if self.rollout.inputs else ""
-        return self._content
-
-
-def _open_here() -> _Open | None:
-    found = dspy.settings.get(_KEY)
-    return found if isinstance(found, _Open) else None
-
-
-def _missed_here() -> UnrecordedCalls | None:
-    found = _open_here()
-    return None if found is None else found.missed
 
 
 @contextmanager
@@ -69,7 +37,7 @@ def aside(rollout: Rollout) -> Iterator[Rollout]:
     """Opens a rollout apart from the one that is open, with the recorder at work: what judges a run is not part of it."""
     recorder = next((listener for listener in listeners() if isinstance(listener, Recorder)), None)
     if recorder is None:
-        with dspy.context(**{_KEY: _Open(rollout, _missed_here())}):
+        with opened(OpenRollout(rollout, missed_here())):
             yield rollout
         return
     with recorder.rollout(rollout):
@@ -140,9 +108,9 @@ class Recorder:
         if self._ids is not None:
             rollout.id = self._ids.of(rollout, scope=self.scope, content=content)
         self._put(rollout, interim=True)
-        missed = self._missed.opened(_missed_here)
+        missed = self._missed.opened(missed_here)
         try:
-            with dspy.context(**{_KEY: _Open(rollout, missed, content)}):
+            with opened(OpenRollout(rollout, missed, content)):
                 yield rollout
         except BaseException as error:
             if rollout.status == "running":
@@ -211,13 +179,13 @@ class Recorder:
 
     def recorded_by_hand(self) -> None:
         """To be called within a rollout: one of its calls that was counted as unrecorded has been recorded by whoever made it."""
-        found = _missed_here()
+        found = missed_here()
         if found is not None and found.total.calls:
             found.add(-1)
 
     def observe(self, call: Call) -> None:
         """Receives one LM call from an engine, in the thread that made it."""
-        found = _open_here() or _Open(self._outside())
+        found = open_here() or self._alone() or OpenRollout(self._outside())
         rollout, shown = found.rollout, self._shown(call, found)
         with self._lock:
             self.shown.update(shown)
@@ -238,7 +206,7 @@ class Recorder:
         if rollout.source == "outside":  # it lives as long as the run: keep its row, not its texts
             rollout.transitions[-1] = Transition(t=transition.t, model=call.model, request={})
 
-    def _shown(self, call: Call, here: _Open) -> tuple[str, ...]:
+    def _shown(self, call: Call, here: OpenRollout) -> tuple[str, ...]:
         """The tasks that a call shows beside its own."""
         if not self.texts and not self.carried.tasks:
             return ()
@@ -251,6 +219,13 @@ class Recorder:
         if self.carried.tasks and len(messages) > 2:  # more than instructions and the task at hand
             found = tuple(sorted({*found, *self.carried.shown(messages[:-1])} - {own}))
         return found
+
+    def _alone(self) -> OpenRollout | None:
+        """What is open, of a call from a thread that was not started in a rollout. Where several are open it is kept outside, and counted."""
+        places = others_open()
+        if len(places) > 1:
+            self._missed.add(1)
+        return places[0] if len(places) == 1 else None
 
     def _outside(self) -> Rollout:
         with self._lock:
@@ -268,13 +243,16 @@ class Recorder:
 
     # -- what a `Listener` is told
 
-    def lm_called(self, lm: Any) -> bool:
-        """Counts a call that will not be observed."""
-        engine = getattr(lm, "engine", None)
-        if isinstance(lm, LanguageModel) and engine is not None and self.observe in engine.observers:
-            return False
-        (_missed_here() or self._missed).add(1)
-        return True
+    def lm_called(self, lm: Any) -> AbstractContextManager[None] | None:
+        """Counts a call that will not be observed: its requests where a transport shows them, each try and none that DSPy's cache answers."""
+        ours = isinstance(lm, LanguageModel)
+        if ours and self.observe in lm.recording.observers:
+            return None
+        count = missed_here() or self._missed
+        if (ours and not lm.recording.observers) or (isinstance(lm, dspy.LM) and isinstance(lm.engine, str)):
+            return asking(lambda: count.add(1))
+        count.add(1)
+        return accounted()
 
     def parse_failed(self, text: str) -> None:
         rollout = current_rollout()

@@ -64,6 +64,7 @@ def _saw() -> None:
 
 
 def _hid(reason: str) -> None:
+    """In a thread that belongs to no rollout as far as is known, any of those that are open may have asked for it."""
     found = _here()
-    if found is not None:
-        found.hide(reason)
+    for count in [found] if found is not None else list(_open):
+        count.hide(reason)
