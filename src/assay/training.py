@@ -105,7 +105,7 @@ def train(
     options = _shared_out(options)
     settings = PolicyConfig(algorithm=algorithm, **{key: options.pop(key) for key in list(options) if key in _OURS and key != "algorithm"})
     judge, parameters = options.get("judge_model"), {**options.pop("parameters", {}), "temperature": settings.temperature}
-    common = {"model": settings.model, "seed": settings.seed, "cache": False, "name": name, "settings": repr(settings), **options}
+    common = {"model": settings.model, "seed": settings.seed, "cache": False, "name": name, "settings": repr(settings.of_what()), **options}
     measure = independent(rubric, judge, settings.model, forced=judged_by_itself)
     others, watching = guards_of(retain, watch, program=str(program), data=data, judge=judge, model=settings.model)
     engine, titles = _engine(settings), list[str]()

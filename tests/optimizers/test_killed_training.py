@@ -22,6 +22,7 @@ def trained(folder: Path, model: Path, patch: pytest.MonkeyPatch, *, resume: boo
     Path("checks.py").write_text(SPREAD)
     Path("r.yaml").write_text("name: spread\ncriteria:\n- {name: spread, check: 'checks.py:spread'}\n")
     settings: dict[str, Any] = {"steps": 3, "tasks": 2, "num_generations": 2, "rank": 2, "max_length": 256, "max_completion": 8, "save_every": 1}
+    settings["rollout_timeout_s"] = 60.0 if resume else 120.0  # of the machine: it is the same training
     return train(
         "p.py:Sums", rubric="r.yaml", data="arithmetic:terms=2-2&digits=1-1&size=40", name="a", model=str(model), adapter="lean", threads=1,
         resume=resume, sizes={"val": 2, "test": 2}, evaluate_every=1, held_out=2, test=False, **settings,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from assay.errors import ConfigError
@@ -14,6 +14,7 @@ T = TypeVar("T")
 
 ALGORITHMS = ("grpo", "reinforce++", "reinforce++-turn", "ppo", "rloo")
 VALUES = ("features", "head")
+_HOW = ("micro", "rollout_timeout_s", "report_to")  # of a machine, not of what is trained: they may change at --resume
 _BY_SEQUENCE = ("luspo", "vespo")  # losses that take one advantage a call
 LOSSES = ("dapo", "grpo", "bnpo", "dr_grpo", "cispo", "sapo", "luspo", "vespo")  # of TRL's GRPOConfig, by name
 _UNUSED = {"cispo": ("epsilon",), "sapo": ("epsilon", "epsilon_high"), "vespo": ("epsilon", "epsilon_high")}
@@ -169,6 +170,10 @@ class PolicyConfig:
         """TRL's `epsilon` and `epsilon_high`."""
         high = 5.0 if self.loss == "cispo" else 0.28
         return (0.2 if self.epsilon is None else self.epsilon, high if self.epsilon_high is None else self.epsilon_high)
+
+    def of_what(self) -> dict[str, Any]:
+        """What a resumed training must share: all but settings of a machine. The mean of `bnpo` is by parts, so its `micro` is among it."""
+        return {key: value for key, value in asdict(self).items() if key not in _HOW or (key, self.loss) == ("micro", "bnpo")}
 
     def shared_out(self, processes: int) -> tuple[int, int]:
         """Rollouts that go through the model at once in each process, and how often in a step.

@@ -42,11 +42,6 @@ from assay.reprs import Shown
 __all__ = ["PolicyReport", "train_policy"]
 
 _NOTES = "assay.json"  # in a checkpoint, beside what TRL keeps
-_HOW = (
-    "micro",
-    "rollout_timeout_s",
-    "report_to",
-)  # of a machine, not of what is trained: they may change at --resume (micro not with bnpo, a mean by parts)
 
 
 @dataclass(repr=False)
@@ -105,8 +100,7 @@ def train_policy(
         raise ConfigError("what is to be retained is looked at every --evaluate-every steps, and 0 is never: give a number of steps")
     if source.items < config.tasks:
         raise DataError(f"{source.items} {source.of_what} to train on, and a step takes {config.tasks}: give more data, or lower --tasks")
-    settings = {key: value for key, value in asdict(config).items() if key not in _HOW or (key, config.loss) == ("micro", "bnpo")}
-    job = {**settings, "name": name, **source.job, "retained": [job_of(one, [*one.val, *one.test]) for one in retained]}
+    job = {**config.of_what(), "name": name, **source.job, "retained": [job_of(one, [*one.val, *one.test]) for one in retained]}
     with working_folder(name, job, resume=resume, last=_NOTES) as work, ready():
         if source.engine is not None:
             source.engine.work_in(work / f"policy-{rank()}")
