@@ -3,7 +3,8 @@
 Every folder is a namespace of its own: a helper `tools.py` beside one program is not the `tools.py` beside another, and
 `sys.path` stays as it is. The names that a file may import are, in order: modules of its own folder (of the folder above
 its package, where it is in one), whatever Python finds, modules of the working directory, modules of the folders of
-programs that were loaded before. Running such a file runs its code: `load_source` is the only way in.
+programs that were loaded before. `importlib.import_module` and `__import__` in such a file find the same names. Running such a file
+runs its code: `load_source` is the only way in.
 """
 
 import builtins
@@ -22,13 +23,14 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-__all__ = ["NoSuchFile", "attribute_of", "import_named", "is_private", "load_source", "located", "qualified_name", "relocated", "root_of"]
+__all__ = ["NoSuchFile", "alone", "attribute_of", "import_named", "is_private", "load_source", "located", "qualified_name", "relocated", "root_of"]
 
 _PREFIX = "assay_source_"
 _lock = threading.RLock()
 _namespaces: dict[str, "_Namespace"] = {}  # by package name; those whose files have changed since stay for what was loaded from them
 _current: dict[Path, "_Namespace"] = {}  # by root, in the order of their last use
 _moved: ContextVar[Mapping[str, str]] = ContextVar("assay_moved", default=MappingProxyType({}))
+_alone: ContextVar[bool] = ContextVar("assay_alone", default=False)
 
 
 class NoSuchFile(FileNotFoundError):
@@ -42,6 +44,7 @@ class _Namespace:
         self.root, self.name = root, name
         self.files: dict[Path, tuple[int, int]] = {}  # what was run, as it was then
         self._own: dict[str, bool] = {}
+        self._importlib = _Importlib(self)
         package = ModuleType(name)
         package.__path__ = [str(root)]
         sys.modules[name] = package
@@ -69,6 +72,9 @@ class _Namespace:
     ) -> Any:
         """`__import__` as the files of this root see it."""
         top = name.partition(".")[0]
+        if level == 0 and top == "importlib" and not self.has(top):
+            found = _python_import(name, globals, locals, fromlist, level)
+            return self._importlib if found is importlib else found
         itself = (globals or {}).get("__name__") == f"{self.name}.{top}"  # a file `json.py` that imports json means the other one
         if level == 0 and not itself and self.has(top):
             return self._given(name, globals, locals, fromlist)
@@ -84,12 +90,31 @@ class _Namespace:
 
     def _others(self) -> Iterator["_Namespace"]:
         yield self  # folders without __init__.py come after what Python finds
+        if _alone.get():
+            return
         yield _namespace(Path.cwd())
         yield from reversed(list(_current.values()))
 
     def _given(self, name: str, globals: Any, locals: Any, fromlist: Any) -> Any:
         module = _python_import(f"{self.name}.{name}", globals, locals, fromlist, 0)
         return module if fromlist else sys.modules[f"{self.name}.{name.partition('.')[0]}"]
+
+
+class _Importlib(ModuleType):
+    """The module `importlib` as the files of a root see it: its `import_module` finds what their import statements find."""
+
+    def __init__(self, namespace: _Namespace) -> None:
+        super().__init__("importlib", importlib.__doc__)
+        self.__path__ = importlib.__path__
+        self._namespace = namespace
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib, name)
+
+    def import_module(self, name: str, package: str | None = None) -> ModuleType:
+        if name.startswith("."):
+            return importlib.import_module(name, package)
+        return self._namespace.import_(name, fromlist=("__name__",))  # type: ignore[no-any-return]
 
 
 class _Loader(SourceFileLoader):
@@ -246,6 +271,16 @@ def relocated(places: Mapping[str, str]) -> Iterator[None]:
         yield
     finally:
         _moved.reset(token)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """While it is open, files import only what their own root has and what Python finds: as on another machine."""
+    token = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
 
 
 def is_private(module_name: str) -> bool:

@@ -1,6 +1,6 @@
 """The source files that a program, check or judge needs: its own, and the helpers that they import from its folder.
 
-Found by reading import statements, so that what is imported inside a function counts too; nothing is run. Installed packages and
+Found by reading import statements and `import_module("name")`, so that what is imported inside a function counts too; nothing is run. Installed packages and
 the standard library are not copied. Other files are copied where the module names them: `ARTIFACT_FILES = ["prices.json"]`.
 """
 
@@ -94,23 +94,34 @@ def _needed(first: Path, text: str, root: Path) -> dict[str, bytes]:
 
 
 def _imported(tree: ast.Module, path: Path, roots: Sequence[Path]) -> Iterator[Path]:
-    """Files that a module's import statements may mean."""
+    """Files that a module's import statements may mean, and its imports by a name that is written out."""
     for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = _import_call(node)
+            level = len(name) - len(name.lstrip("."))
+            yield from _files_of(name[level:].split("."), [_above(path, level)] if level else roots) if name else ()
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield from _files_of(alias.name.split("."), roots)
         elif isinstance(node, ast.ImportFrom):
             dotted = node.module.split(".") if node.module else []
-            if node.level:
-                folder = path.parent
-                for _ in range(node.level - 1):
-                    folder = folder.parent
-                bases: Sequence[Path] = [folder]
-            else:
-                bases = roots
+            bases: Sequence[Path] = [_above(path, node.level)] if node.level else roots
             yield from _files_of(dotted, bases)
             for alias in node.names:
                 yield from _files_of([*dotted, alias.name], bases)
+
+
+def _above(path: Path, level: int) -> Path:
+    """The folder that a relative import of a level starts from."""
+    return path.parents[min(level, len(path.parents)) - 1]
+
+
+def _import_call(node: ast.Call) -> str:
+    """The name in `importlib.import_module("name")`, `import_module("name")` or `__import__("name")`; empty for any other call."""
+    called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
+    first = node.args[0] if node.args else next((k.value for k in node.keywords if k.arg == "name"), None)
+    text = first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
+    return text if called in ("import_module", "__import__") else ""
 
 
 def _files_of(dotted: Sequence[str], roots: Iterable[Path]) -> Iterator[Path]:

@@ -125,6 +125,57 @@ def test_modules_of_the_working_directory_are_found_by_their_names(tmp_path: Pat
     assert assay.load_rubric(tmp_path / "r.yaml").criteria[0].check is not None
 
 
+DYNAMIC = """
+import importlib
+from importlib import import_module, resources
+
+import dspy
+
+class QA(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.answer = dspy.Predict("question -> answer")
+
+    def forward(self, question):
+        marks = [importlib.import_module("plugin").MARK, import_module(name="parts.deep").MARK, __import__("third").MARK]
+        marks.append(importlib.import_module(".near", package=parts_name()).MARK)
+        return dspy.Prediction(answer=" ".join([*marks, self.answer(question=question).answer]))
+
+def parts_name():
+    import parts
+    return parts.__name__
+"""
+
+
+def write_dynamic(folder: Path, mark: str) -> str:
+    (folder / "parts").mkdir(parents=True)
+    (folder / "agent.py").write_text(DYNAMIC)
+    (folder / "parts" / "__init__.py").write_text("")
+    for name in ("plugin", "third", "parts/deep"):
+        (folder / f"{name}.py").write_text(f"MARK = '{mark}'\n")
+    (folder / "parts" / "near.py").write_text("MARK = 'near'\n")
+    (folder / "parts" / "deep.py").write_text(f"from importlib import import_module\nMARK = import_module('.near', __package__).MARK + '{mark}'\n")
+    return f"{folder / 'agent.py'}:QA"
+
+
+def test_modules_imported_by_a_text_are_the_programs_own_and_stay_apart(tmp_path: Path) -> None:
+    first, second = (load_program(write_dynamic(tmp_path / name, name)) for name in ("one", "two"))
+    with dspy.context(lm=scripted_lm(answer)):
+        assert [p(question="?").answer for p in (first, second, first)] == [f"{m} near{m} {m} near 4" for m in ("one", "two", "one")]
+    assert not {"plugin", "third", "parts"} & sys.modules.keys()
+
+
+def test_modules_imported_by_a_text_travel_with_the_artifact(tmp_path: Path) -> None:
+    artifact = compiled(write_dynamic(tmp_path / "p", "one"), tmp_path / "out")
+    there = {path.name for path in (artifact / "source").rglob("*.py")}
+    assert there == {"agent.py", "__init__.py", "plugin.py", "third.py", "deep.py", "near.py"}
+    shutil.rmtree(tmp_path / "p")
+    said = in_another_place(
+        artifact, tmp_path / "elsewhere", "dspy.configure(lm=dspy.utils.DummyLM([{'answer': '4'}]))\nprint(loaded(question='?').answer)"
+    )
+    assert said.strip().endswith("one nearone one near 4")
+
+
 def test_a_file_named_like_an_installed_module_still_means_the_installed_one(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text("import json, dspy\nassert json.loads('1') == 1\nqa = dspy.ChainOfThought('question -> answer')\n")
     assert load_program(f"{tmp_path}/json.py:qa").predictors()

@@ -18,6 +18,7 @@ import numpy as np
 
 from assay.programs.adapters import listen_under, make_adapter
 from assay.programs.agent import Agent
+from assay.programs.wrapping import completed
 
 __all__ = ["Configured", "Embedding", "EnsembleProgram", "NearestDemos", "input_key", "is_agent"]
 
@@ -176,7 +177,7 @@ def _take_settings(outer: _Composite, inner: dspy.Module) -> None:
 def _run(program: dspy.Module, outer: Agent, inputs: dict[str, Any]) -> Any:
     if isinstance(program, Agent):
         program.agent_parameters, program.adapter = outer.agent_parameters, outer.adapter
-    return program(**inputs)
+    return completed(program(**inputs))
 
 
 class Configured(dspy.Module):  # type: ignore[misc]
@@ -192,7 +193,7 @@ class Configured(dspy.Module):  # type: ignore[misc]
 
     def forward(self, *args: Any, **inputs: Any) -> Any:
         with self._settings():
-            return self.program(*args, **inputs)
+            return completed(self.program(*args, **inputs))
 
     async def aforward(self, *args: Any, **inputs: Any) -> Any:
         with self._settings():

@@ -15,7 +15,7 @@ from assay.errors import ProgramError
 from assay.programs.agent import Agent, BaseAgent
 from assay.programs.compose import Configured, EnsembleProgram, NearestDemos
 from assay.programs.shipped import Classify, Extract, MathQA
-from assay.programs.wrapping import AgentProgram, FunctionProgram, takes_inputs
+from assay.programs.wrapping import AgentProgram, FunctionProgram, takes_inputs, with_forward
 from assay.sourcecode import NoSuchFile, load_source, located
 from assay.sourcefiles import is_own
 
@@ -57,6 +57,8 @@ def program_class(name: str) -> Any:
         raise ProgramError(f"{module_name} has no {attribute!r}; its programs are {classes}") from None
     if not callable(found):
         raise ProgramError(f"{name!r} is a {type(found).__name__}; a program is a dspy.Module, its class, or a function that makes one")
+    if isinstance(found, dspy.Module | type):
+        with_forward(found if isinstance(found, type) else type(found))
     return found
 
 
@@ -137,6 +139,7 @@ def load_program(name: str, *, tasks: Sequence[Task] = (), config: dict[str, Any
         raise ProgramError(
             f"{name!r} is a {type(program).__name__}; a program is a dspy.Module, an agent with execute and set_parameters, or a function"
         )
+    with_forward(type(program))
     if name not in SHIPPED:
         module, attribute = located(name)
         program._assay_origin = (module.__name__, attribute)  # where an artifact takes its source from

@@ -1,0 +1,136 @@
+"""Programs that are asynchronous, or generators, and what `forward` of a module may be."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+
+import assay
+from assay.errors import ProgramError
+from assay.programs import load_program, program_inputs
+from assay.programs.wrapping import as_module
+from assay.rubrics import Criterion, Rubric
+from assay.testing import scripted_lm
+
+MODULES = """
+import dspy
+
+class Awaited(dspy.Module):
+    "Has aforward alone."
+    def __init__(self):
+        super().__init__()
+        self.answer = dspy.Predict("question -> answer")
+
+    async def aforward(self, question):
+        return await self.answer.acall(question=question)
+
+
+class Coroutine(Awaited):
+    async def forward(self, question):
+        return await self.answer.acall(question=question)
+
+
+class Neither(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.answer = dspy.Predict("question -> answer")
+
+    def frward(self, question):
+        return self.answer(question=question)
+
+
+async def function(question):
+    import asyncio
+    await asyncio.sleep(0)
+    return {"answer": "4"}
+
+
+def generator(question):
+    yield "4"
+
+
+async def agenerator(question):
+    yield "4"
+
+
+def lazily(question):
+    return (word for word in ["4"])
+"""
+
+
+def answer(request: Any) -> str:
+    return json.dumps({"answer": "4"})
+
+
+def rows(count: int = 12) -> list[dict[str, Any]]:
+    return [{"question": f"What is {i} + 0?", "answer": "4", "split": ("train", "val", "gate", "test")[i % 4]} for i in range(count)]
+
+
+def right() -> Rubric:
+    return Rubric("r", [Criterion(name="right", check=lambda task, prediction, rollout: float(prediction["answer"] == "4"))])
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    (tmp_path / "mine.py").write_text(MODULES)
+    return str(tmp_path / "mine.py")
+
+
+@pytest.mark.parametrize("name", ["Awaited", "Coroutine", "function"])
+def test_an_asynchronous_program_is_run_to_its_end(file: str, name: str) -> None:
+    report = assay.evaluate(f"{file}:{name}", rubric=right(), data=rows(), lm=scripted_lm(answer), adapter="json")
+    assert report.to_dict()["result"]["score"] == 1.0
+    assert report.to_dict()["calls"] == (0 if name == "function" else 3)
+
+
+@pytest.mark.parametrize("name", ["Awaited", "Coroutine"])
+def test_an_asynchronous_module_is_compiled_and_its_artifact_runs(file: str, name: str, tmp_path: Path) -> None:
+    report = assay.compile(
+        f"{file}:{name}", rubric=right(), data=rows(), lm=scripted_lm(answer), optimizer="labeled", adapter="json", out=tmp_path / "artifact"
+    )
+    assert report.to_dict()["test"]["compiled"]["score"] == 1.0
+    with dspy.context(lm=scripted_lm(answer)):
+        assert assay.load(report.artifact)(question="?").answer == "4"
+        assert asyncio.run(assay.load(report.artifact).acall(question="?")).answer == "4"
+
+
+def test_an_asynchronous_program_runs_inside_a_running_loop(file: str) -> None:
+    async def notebook() -> Any:
+        return assay.evaluate(f"{file}:Awaited", rubric=right(), data=rows(), lm=scripted_lm(answer), adapter="json")
+
+    assert asyncio.run(notebook()).to_dict()["result"]["score"] == 1.0
+
+
+def test_inputs_of_a_module_with_aforward_alone_are_read(file: str) -> None:
+    assert program_inputs(load_program(f"{file}:Awaited")) == ["question"]
+
+    class Mine(dspy.Module):  # type: ignore[misc]
+        async def aforward(self, question: str, topic: str) -> None: ...
+
+    assert program_inputs(as_module(Mine)) == ["question", "topic"]
+
+
+@pytest.mark.parametrize("name", ["generator", "agenerator"])
+def test_generators_are_refused_by_name(file: str, name: str) -> None:
+    with pytest.raises(ProgramError, match=f"{name} is a generator"):
+        assay.evaluate(f"{file}:{name}", rubric=right(), data=rows(), lm=scripted_lm(answer))
+
+
+def test_a_generator_that_is_returned_is_refused(file: str) -> None:
+    with pytest.raises(ProgramError, match="returned a generator"):
+        assay.evaluate(f"{file}:lazily", rubric=right(), data=rows(), lm=scripted_lm(answer))
+
+    def given(question: str) -> Iterator[str]:
+        yield "4"
+
+    with pytest.raises(ProgramError, match="given is a generator"):
+        assay.evaluate(given, rubric=right(), data=rows(), lm=scripted_lm(answer))
+
+
+def test_a_module_without_forward_is_refused_by_name(file: str) -> None:
+    with pytest.raises(ProgramError, match="Neither has no forward"):
+        assay.evaluate(f"{file}:Neither", rubric=right(), data=rows(), lm=scripted_lm(answer))
