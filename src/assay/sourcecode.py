@@ -114,7 +114,7 @@ class _Importlib(ModuleType):
     def import_module(self, name: str, package: str | None = None) -> ModuleType:
         if name.startswith("."):
             return importlib.import_module(name, package)
-        return self._namespace.import_(name, fromlist=("__name__",))  # type: ignore[no-any-return]
+        return self._namespace.import_(name, fromlist=("__name__",))
 
 
 class _Loader(SourceFileLoader):

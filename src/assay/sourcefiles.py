@@ -1,7 +1,8 @@
 """The source files that a program, check or judge needs: its own, and the helpers that they import from its folder.
 
-Found by reading import statements and `import_module("name")`, so that what is imported inside a function counts too; nothing is run. Installed packages and
-the standard library are not copied. Other files are copied where the module names them: `ARTIFACT_FILES = ["prices.json"]`.
+Found by reading import statements and `import_module("name")`, so that what is imported inside a function counts too; nothing is
+run. Installed packages and the standard library are not copied. Other files are copied where the module names them:
+`ARTIFACT_FILES = ["prices.json"]`.
 """
 
 import ast
