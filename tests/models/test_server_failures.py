@@ -95,7 +95,9 @@ def test_a_server_that_dies_halfway_is_an_error_and_no_answer(server: str) -> No
 
 NO_ANSWERS = [
     {"foo": 1}, {"choices": []}, {"choices": [None]}, {"choices": [{}]}, {"choices": None}, {"error": "overloaded"},
-    {"error": {"message": "overloaded"}}, {"error": {"message": "overloaded"}, "choices": []},
+    {"error": {"message": "overloaded"}}, {"error": {"message": "overloaded"}, "choices": []}, {},
+    {"choices": [{"index": 0, "message": {"role": "assistant", "content": "half"}, "finish_reason": "error"}]},
+    {"choices": [{"index": 0, "message": {"role": "assistant", "content": "half"}, "finish_reason": "stop", "error": {"message": "died"}}]},
 ]  # fmt: skip
 
 
@@ -108,6 +110,12 @@ def test_a_reply_without_an_answer_is_the_servers_failure_not_an_empty_answer(se
         lm("hi")
     assert [(call.failure, call.text, bool(call.error)) for call in calls] == [(FailureKind.MODEL, "", True)]
     assert meter.usage.errors == 1
+
+
+def test_a_reply_in_the_form_of_text_completions_is_read(server: str) -> None:
+    Handler.plan, calls = [{"choices": [{"text": "hello  there"}]}], list[Call]()
+    assert lm_for(server, calls, Meter(), num_retries=0)("hi") == ["hello  there"]
+    assert [call.text for call in calls] == ["hello  there"]
 
 
 def test_a_server_of_ones_own_that_refuses_schemas_is_asked_without_from_then_on(server: str) -> None:

@@ -45,6 +45,9 @@ class Planned:
         for at, event in enumerate(self.body):
             if at and self.wait is not None:
                 await asyncio.to_thread(self.wait.wait, 10)
+            if isinstance(event, bytes):
+                await response.write(event)
+                continue
             await response.write(f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n".encode())
         return response
 
@@ -73,6 +76,10 @@ def call_of(store: Store) -> tuple[Any, Transition]:
         ("chat", {"choices": None}),
         ("chat", {"choices": [{"index": 0, "message": None}]}),
         ("chat", {}),
+        ("chat", {"choices": [{"index": 0, "message": {"content": ""}, "finish_reason": "error"}]}),
+        ("chat", {"choices": [{"index": 0, "message": {"content": ""}, "finish_reason": "error", "error": OVERLOADED}]}),
+        ("chat", {"object": "error", **OVERLOADED, "code": 400}),
+        ("chat", {"detail": "overloaded"}),
         ("responses", {"error": OVERLOADED}),
         ("responses", {"status": "failed", "output": [], "error": OVERLOADED}),
         ("responses", {"status": "completed"}),
@@ -157,6 +164,10 @@ STARTED = {"type": "message_start", "message": {"id": "m", "content": []}}
     [
         ("chat", [chunk("par"), {"error": OVERLOADED}]),
         ("chat", [{"error": OVERLOADED}]),
+        ("chat", [chunk("par"), {"object": "error", **OVERLOADED, "code": 400}]),
+        ("chat", [chunk("par"), {"choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": "error", "error": OVERLOADED}]}]),
+        ("chat", [{"detail": "overloaded"}]),
+        ("chat", [chunk("par"), b"event: error\ndata: overloaded\n\n"]),
         ("responses", [CREATED, {"type": "error", "code": "server_error", "message": "overloaded"}]),
         ("responses", [CREATED, {"type": "response.failed", "response": {"id": "r", "status": "failed", "output": [], "error": OVERLOADED}}]),
         ("messages", [STARTED, {"type": "error", "error": OVERLOADED}]),
@@ -170,6 +181,41 @@ def test_the_error_of_a_stream_that_breaks_is_kept(stage: tuple[Planned, Store, 
     assert transition.failure == FailureKind.MODEL
     assert "overloaded" in (transition.error or "")
     assert transition.output == ("par" if len(events) == 2 and dialect == "chat" else "")
+
+
+def test_a_stream_that_ends_with_an_error_is_a_failure(stage: tuple[Planned, Store, str]) -> None:
+    planned, store, gateway = stage
+    planned.body = [chunk("par"), chunk("", "error"), "[DONE]"]
+    streamed(gateway, "chat")
+    _, transition = call_of(store)
+    assert (transition.failure, transition.output) == (FailureKind.MODEL, "par")
+
+
+@pytest.mark.parametrize("told", [{"code": "context_length_exceeded"}, {"code": 400, "param": "input_tokens"}, {"code": 40303}])
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_flat_context_error_has_its_kind(stage: tuple[Planned, Store, str], streams: bool, told: dict[str, Any]) -> None:
+    planned, store, gateway = stage
+    error = {"object": "error", "message": "too long", **told}
+    planned.body = [error] if streams else error
+    if streams:
+        streamed(gateway, "chat")
+    else:
+        post(gateway + PATHS["chat"], ASKED["chat"])
+    _, transition = call_of(store)
+    assert transition.failure == FailureKind.CONTEXT
+    assert "too long" in (transition.error or "")
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_an_answer_in_the_form_of_text_completions_is_stored(stage: tuple[Planned, Store, str], streams: bool) -> None:
+    planned, store, gateway = stage
+    planned.body = [{"id": "1", "choices": [{"text": "hello", "finish_reason": "stop"}]}, "[DONE]"] if streams else {"choices": [{"text": "hello"}]}
+    if streams:
+        streamed(gateway, "chat")
+    else:
+        post(gateway + PATHS["chat"], ASKED["chat"])
+    _, transition = call_of(store)
+    assert (transition.error, transition.output) == (None, "hello")
 
 
 @pytest.mark.parametrize("empty", ["", None])

@@ -13,7 +13,7 @@ from typing import Any
 from dspy import lm15
 from dspy._vendor.lm15.serde import response_to_dict
 
-__all__ = ["kept_response", "no_answer", "reply_text", "streamable", "text_of"]
+__all__ = ["failure_in", "kept_response", "reply_text", "streamable", "text_of", "with_completion"]
 
 _PARSED = (lm15.DataPart, lm15.ToolCallPart)
 _SAID = (lm15.TextPart, lm15.RefusalPart)
@@ -101,20 +101,39 @@ def reply_text(reply: Any) -> str:
     return "".join(str(part.get("text") or "") for part in _each(reply.get("content")) if part.get("type") == "text")
 
 
-def no_answer(reply: Any) -> str | None:
-    """What a provider's reply with status 200 holds in place of an answer; None where it is one, or is not at hand."""
-    if not isinstance(reply, Mapping) or not reply:
+def failure_in(reply: Any, text: str) -> str | None:
+    """What a provider's reply with status 200 holds in place of an answer; None where it is one, or is not at hand.
+
+    Args:
+        text: what was read from it.
+    """
+    if not isinstance(reply, Mapping):
         return None
-    if reply.get("error"):
-        return f"an error: {str(reply['error'])[:300]}"
-    known = [key for key in ("choices", "output", "content", "candidates") if key in reply]
-    if known and isinstance(reply[known[0]], list):
-        if known[0] in ("output", "content"):  # their lists may be empty where a model said nothing
-            return None
-        first = next(iter(reply[known[0]]), None)
-        if isinstance(first, Mapping) and (known[0] == "candidates" or isinstance(first.get("message"), Mapping) or "text" in first):
-            return None
-    return f"no answer in it: {str(dict(reply))[:300]}"
+    first = next(_each(reply.get("choices")), {})
+    told = first.get("provider_specific_fields")  # what litellm does not know
+    if error := reply.get("error") or first.get("error") or (told.get("error") if isinstance(told, Mapping) else None):
+        return f"an error: {str(error)[:300]}"
+    if first.get("finish_reason") == "error" or (isinstance(told, Mapping) and told.get("native_finish_reason") == "error"):
+        return "an error as the reason why it ended"
+    return None if text or _is_answer(reply) else f"no answer in it: {str(dict(reply))[:300]}"
+
+
+def _is_answer(reply: Mapping[str, Any]) -> bool:
+    """Whether a reply has the shape of an answer, be it an empty one."""
+    known = [key for key in ("choices", "output", "content", "candidates") if isinstance(reply.get(key), list)]
+    if not known or known[0] in ("output", "content"):  # their lists may be empty where a model said nothing
+        return bool(known)
+    first = next(iter(reply[known[0]]), None)
+    return isinstance(first, Mapping) and (known[0] == "candidates" or isinstance(first.get("message"), Mapping) or "text" in first)
+
+
+def with_completion(response: lm15.Response) -> lm15.Response:
+    """The response with the text of a reply in the form of text completions, which DSPy's chat engine does not read."""
+    reply = response.provider_data
+    first = next(_each(reply.get("choices")), {}) if isinstance(reply, Mapping) else {}
+    if "message" in first or not isinstance(first.get("text"), str):
+        return response
+    return dataclasses.replace(response, message=dataclasses.replace(response.message, parts=(lm15.TextPart(first["text"]),)))
 
 
 def kept_response(response: lm15.Response, *, logprobs: bool = True) -> dict[str, Any]:

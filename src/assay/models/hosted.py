@@ -11,7 +11,7 @@ from dspy import lm15
 from dspy.clients.execution import execute, prepare
 from dspy.utils.exceptions import ContextWindowExceededError, LMInvalidRequestError, LMServerError
 
-from assay.models.answers import no_answer, text_of
+from assay.models.answers import failure_in, text_of, with_completion
 
 __all__ = ["HostedBackend", "quiet_litellm"]
 
@@ -82,9 +82,9 @@ class HostedBackend:
         # answer into it, and a second time would double it; a streamed reply is also parsed without its text being kept.
         with dspy.context(send_stream=None):
             result = execute(self.lm, prepare(self.lm, request, None, {}))
-        response = result.typed(request, self.lm.model_type)
-        if (missing := no_answer(response.provider_data)) is not None and not text_of(response):
-            raise LMServerError(f"the server answered with status 200 and {missing}")
+        response = with_completion(result.typed(request, self.lm.model_type))
+        if (failure := failure_in(response.provider_data, text_of(response))) is not None:
+            raise LMServerError(f"the server answered with status 200 and {failure}")
         return response, result.cost
 
     def count_tokens(self, text: str) -> int:

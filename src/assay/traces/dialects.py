@@ -13,12 +13,15 @@ from assay.traces.records import ToolCall
 
 __all__ = [
     "DIALECTS", "Answer", "answer_of", "asked_schema", "chat_messages", "chat_tools", "each", "error_in", "insisted_tool", "is_context_error",
-    "part_texts", "tool_results",
+    "part_texts", "told_error", "tool_results",
 ]  # fmt: skip
 
 DIALECTS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 Message = dict[str, Any]
-_TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error", "ContextWindowExceededError"})
+_TOO_LONG = frozenset({
+    "context_length_exceeded", "exceed_context_size_error", "ContextWindowExceededError", "input_tokens",  # the last as vLLM's `param`
+    "40303",  # FastChat
+})  # fmt: skip
 
 
 class Answer:
@@ -252,14 +255,28 @@ def answer_of(dialect: str | None, body: Mapping[str, Any]) -> Answer:
 
 def error_in(dialect: str, body: Mapping[str, Any]) -> Any:
     """What a reply with status 200 says instead of an answer: its `error`, or why there is nothing to read; None where it is an answer."""
-    if (error := body.get("error")) or body.get("type") == "error":
-        return error or dict(body)
+    if error := told_error(body):
+        return error
     if dialect == "responses":
         return "the response failed" if body.get("status") == "failed" else None if isinstance(body.get("output"), list) else "no output"
     if dialect == "messages":
         return None if isinstance(body.get("content"), list) else "no content"
     choice = next(iter(body.get("choices") or ()), None)
-    return None if isinstance(choice, Mapping) and isinstance(choice.get("message"), Mapping) else "no choice with a message"
+    answers = isinstance(choice, Mapping) and (isinstance(choice.get("message"), Mapping) or isinstance(choice.get("text"), str))
+    return None if answers else "no choice with a message"
+
+
+def told_error(body: Mapping[str, Any]) -> Any:
+    """The error that a body or an event of a stream tells: nested (OpenAI's chat, Anthropic), in the response (OpenAI's Responses), in a choice
+    (OpenRouter), or flat (OpenAI's Responses, vLLM, SGLang, FastAPI)."""
+    response, choice = body.get("response"), next(each(body.get("choices")), {})
+    nested = body.get("error") or (response.get("error") if isinstance(response, Mapping) else None) or choice.get("error")
+    if nested:
+        return nested
+    if choice.get("finish_reason") == "error":
+        return "it ended with an error"
+    flat = body.get("type") == "error" or body.get("object") == "error" or body.keys() == {"detail"}
+    return {key: body[key] for key in ("code", "type", "param", "message", "detail") if body.get(key) is not None} if flat else None
 
 
 def is_context_error(error: Any) -> bool:
@@ -275,7 +292,7 @@ def _chat_answer(body: Mapping[str, Any]) -> Answer:
     found = Answer()
     choice = next(each(body.get("choices")), {})
     found.finish = choice.get("finish_reason")
-    _chat_message(found, choice.get("message") or {})
+    _chat_message(found, choice.get("message") or {"content": choice.get("text")})
     usage = body.get("usage") or {}
     found.prompt_tokens, found.completion_tokens = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
     found.thinking_tokens = _count((usage.get("completion_tokens_details") or {}).get("reasoning_tokens"))

@@ -26,7 +26,7 @@ def _chat_events(events: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any] | 
         if choice is None:
             continue
         delta = choice.get("delta") or {}
-        text.append(delta.get("content") or "")
+        text.append(delta.get("content") or choice.get("text") or "")
         tokens += list(each((choice.get("logprobs") or {}).get("content")))
         finish = choice.get("finish_reason") or finish
         for part in each(delta.get("tool_calls")):

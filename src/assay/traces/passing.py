@@ -2,15 +2,14 @@
 
 import json
 import re
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import orjson
 from aiohttp import web
 
 from assay.errors import ConfigError, FailureKind
-from assay.traces.dialects import Answer, answer_of, error_in, is_context_error
+from assay.traces.dialects import Answer, answer_of, error_in, is_context_error, told_error
 from assay.traces.events import read_events
 from assay.traces.records import Transition
 
@@ -67,17 +66,27 @@ class Passed:
         if not self.streamed:
             found = _json(b"".join(self.parts))
             return (found, True) if isinstance(found, dict) else (None, False)
-        events = []
-        for line in b"".join(self.parts).replace(b"\r\n", b"\n").split(b"\n"):
-            if line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
-                with suppress(ValueError):
-                    event = _json(data)
-                    events += [event] if isinstance(event, dict) else []
-        broken = next((found for event in events if (found := _event_error(event))), None)
+        events = list(self._events())
+        broken = next((found for event in events if (found := told_error(event))), None)
         if broken is not None:
             self.fail(f"the upstream: {json.dumps(broken)[:500]}", FailureKind.CONTEXT if is_context_error(broken) else FailureKind.MODEL)
         body, complete = read_events(dialect, events)
         return body, complete and self.size <= _KEPT
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        """What a stream's data lines say; the plain text of an `error` event as its message."""
+        name = b""
+        for line in b"".join(self.parts).replace(b"\r\n", b"\n").split(b"\n"):
+            if line.startswith(b"event:"):
+                name = line[6:].strip()
+            elif not line:
+                name = b""
+            elif line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
+                event = _json_or_none(data)
+                if isinstance(event, dict):
+                    yield {**event, "type": "error"} if name == b"error" else event
+                elif name == b"error":
+                    yield {"type": "error", "message": event if isinstance(event, str) else data.decode("utf-8", "replace")}
 
     def fail(self, error: str, kind: FailureKind) -> None:
         """Notes what went wrong; what was noted first stays."""
@@ -105,7 +114,7 @@ class Passed:
         """Whether this was an answer, by status, shape and codes."""
         if self.status >= 400:
             told = _json_or_none(b"".join(self.parts))
-            error = told.get("error", told) if isinstance(told, dict) else None
+            error = (told_error(told) or told) if isinstance(told, dict) else None
             timed_out = self.status in (408, 504)
             kind = FailureKind.CONTEXT if is_context_error(error) else FailureKind.TIMEOUT if timed_out else FailureKind.MODEL
             self.fail(f"HTTP {self.status}: {self.text[:500]}", kind)
@@ -127,13 +136,6 @@ def _fill(transition: Transition, dialect: str, body: dict[str, Any]) -> Answer:
     if transition.completion_tokens is None and answer.logprobs is not None:
         transition.completion_tokens = len(answer.logprobs)
     return answer
-
-
-def _event_error(event: dict[str, Any]) -> Any:
-    """The error that an event of a stream tells: OpenAI's chat and Anthropic's nest it, OpenAI's Responses tell it flat or in the response."""
-    response = event.get("response")
-    inner = response.get("error") if isinstance(response, dict) else None
-    return event.get("error") or inner or ({k: event[k] for k in ("code", "message") if k in event} if event.get("type") == "error" else None)
 
 
 def _json_or_none(raw: bytes) -> Any:
