@@ -13,7 +13,7 @@ from assay.jobs import Job, RunConfig, open_job, salt_at
 from assay.models import count_tokens
 from assay.optimizers import AUTO_SEARCH_CALLS, Progress
 from assay.optimizers.estimate import calls_per_run, minutes_text, price_of
-from assay.optimizers.reserve import forecast_pair, plan_report, too_few_to_score, too_small
+from assay.optimizers.reserve import ReportPlan, forecast_pair, plan_report, too_few_to_score, too_small
 from assay.programs.loading import full_name
 from assay.rubrics import Rubric
 from assay.traces import Store, schema, store_url
@@ -83,19 +83,20 @@ def plan(
         open_job(config, program=program, rubric=rubric, lm=lm, progress=Progress(), store=Path(folder) / "plan.db", need=need) as job,
     ):
         each = calls_per_run(job.student.program) + sum(c.judge is not None for c in job.session.rubric.finals)
-        runs = {split: repeats * job.splits.sizes()[split]} if kind in ("collect", "evaluate") else _runs(job, kind, each, repeats, trials, order)
+        sizes, decides = job.splits.sizes(), kind not in ("collect", "evaluate")
+        pair = forecast_pair(job.student.program, job.session)
+        report = plan_report(job.splits, job.session.meter, config.decisions, pair=pair, searching=True)
+        runs = _runs(job, kind, report, each, repeats, trials, order) if decides else {split: repeats * sizes[split]}
         calls = int(sum(runs.values()) * each)
         if config.max_calls is not None:
             calls = min(calls, config.max_calls)
-        sizes = job.splits.sizes()
         few = too_few_to_score(sizes, split) if kind == "evaluate" else None if kind == "collect" else too_small(sizes)
-        return _plan(job, kind, calls, store, [f"warning: {few}"] if few else [])
+        return _plan(job, kind, calls, store, [*([f"warning: {few}"] if few else []), *([report.shows] if decides else [])])
 
 
-def _runs(job: Job, kind: str, each: int, repeats: int, trials: int, order: Sequence[str]) -> dict[str, float]:
+def _runs(job: Job, kind: str, report: ReportPlan, each: int, repeats: int, trials: int, order: Sequence[str]) -> dict[str, float]:
     """Runs of the program, by what they are for."""
     sizes, config = job.splits.sizes(), job.config
-    report = plan_report(job.splits, job.session.meter, config.decisions, pair=forecast_pair(job.student.program, job.session), searching=True)
     cap = config.max_search_calls or (AUTO_SEARCH_CALLS if config.optimizer == "auto" else None)
     search = cap / each if cap is not None else _PASSES * min(50, sizes["val"])
     if kind == "tune":

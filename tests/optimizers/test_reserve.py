@@ -11,6 +11,8 @@ from assay.errors import BudgetExceeded, ConfigError
 from assay.models import Caps, Meter
 from assay.models.meter import Usage
 from assay.optimizers import Progress
+from assay.optimizers.sequential import detectable_difference
+from assay.planning import plan
 from assay.testing import scripted_lm
 
 PROGRAM = """import dspy
@@ -173,3 +175,33 @@ def test_evaluate_says_that_a_split_is_too_small_for_an_interval(tmp_path: Path)
     assert "warning: val has 1 task: the interval of a score needs at least 5" in heard.lines[0]
     assert "val has 1 task" in data["notes"][0]
     assert assay.evaluate("mine.py:Mine", split="train", **options).to_dict()["notes"] == []
+
+
+def test_the_gate_says_at_the_start_which_gain_it_can_show(tmp_path: Path) -> None:
+    write(tmp_path, 400)
+    heard = Heard()
+    compiled(max_calls=200, progress=heard, early_stop=False)
+    said = [line for line in heard.lines if line.startswith("gate: up to")]
+    assert len(said) == 1
+    size, gain = int(said[0].split()[3]), float(said[0].split("gain of ")[1].split()[0])
+    assert 20 <= size <= 80  # half of 200 calls are kept for pairs of gate and test
+    assert gain == pytest.approx(detectable_difference(size), abs=0.006)
+    before = next(i for i, line in enumerate(heard.lines) if line.startswith("gate: up to"))
+    assert not any("gain" in line for line in heard.lines[:before])
+
+
+def test_a_dry_run_says_which_gain_the_gate_can_show(tmp_path: Path) -> None:
+    write(tmp_path, 400)
+    planned = plan("compile", "mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=scripted_lm(shown_how))
+    assert any("show a gain of" in line for line in planned.lines())
+
+
+def test_tune_refuses_caps_that_hold_no_two_trials(tmp_path: Path) -> None:
+    write(tmp_path, 400)
+    lm = scripted_lm(shown_how)
+    with pytest.raises(ConfigError, match=r"two trials of \d+ val tasks take about \d+\. Raise max_calls to (\d+)") as refused:
+        assay.tune("mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm, trials=3, max_calls=60, threads=1)
+    assert lm.scripted.calls <= 2  # the preflight's
+    enough = int(str(refused.value).split("Raise max_calls to ")[1].split()[0])
+    report = assay.tune("mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm, trials=3, max_calls=enough, threads=1)
+    assert len(report.outcome.trials) >= 2

@@ -569,7 +569,7 @@ def test_the_command_tunes_with_several_workers_stops_at_a_kill_and_goes_on(embe
     command = [sys.executable, "-c", "from assay.cli import main; main()", "tune", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=60"]
     flags = ["--range", "max_steps=2:4", "--range", "temperature=0.1:0.6", "--trials", "4", "--val-size", "4", "--gate-size", "5", "--test-size", "5"]
     common: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 900, "cwd": tmp_path}
-    cut = subprocess.run([*command, *flags, "--json", "--max-calls", "12"], **common)
+    cut = subprocess.run([*command, *flags, "--json", "--max-calls", "80"], **common)
     assert cut.returncode in (0, 1), cut.stderr
     ended = subprocess.run([*command, *flags, "--workers", "2", "--json", "--resume"], **common)
     assert ended.returncode == 0, ended.stderr

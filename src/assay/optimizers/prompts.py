@@ -106,8 +106,7 @@ def compile_prompts(student: Student, splits: Splits, session: Session, config: 
     price = price_of(session.lm, 300, 40) or 0.0
     plan = plan_report(splits, session.meter, config.decisions, pair=forecast_pair(student.program, session, cost_per_call=price), searching=True)
     plan.hold(session.meter)
-    if plan.short:
-        session.progress.say(f"warning: {plan.short}")
+    session.progress.say(f"warning: {plan.short}" if plan.short else plan.shows)
     if (few := too_few_calls(config.optimizer, config.settings, student, len(search.val), session)) is not None:
         search.notes.append(few)
         session.progress.say(f"warning: {few}")

@@ -11,7 +11,7 @@ from assay.models import Meter
 from assay.models.meter import Usage
 from assay.optimizers.estimate import calls_per_run
 from assay.optimizers.evaluation import Evaluation
-from assay.optimizers.sequential import WORST_SPREAD, detectable_difference, tasks_needed
+from assay.optimizers.sequential import POWER, WORST_SPREAD, detectable_difference, tasks_needed
 from assay.optimizers.session import Progress, Session
 
 __all__ = [
@@ -71,6 +71,13 @@ class ReportPlan:
         if not self.capped or min(self.gate, self.test if self.tested else FEWEST) >= FEWEST:
             return None
         return f"the caps leave {self.gate} tasks for gate and {self.test} for test, and a decision needs {FEWEST} of each"
+
+    @property
+    def shows(self) -> str:
+        """The gain that the gate can show with its size."""
+        if self.gate < FEWEST:
+            return f"gate: {self.gate} tasks, too few to show any gain"
+        return f"gate: up to {self.gate} tasks, which show a gain of {detectable_difference(self.gate):.2f} or more with {POWER:.0%} power"
 
     def hold(self, meter: Meter) -> None:
         """Keeps what gate and test will take."""

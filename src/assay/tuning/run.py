@@ -13,6 +13,7 @@ from assay.deployment.artifact import check_place, is_artifact
 from assay.errors import BudgetExceeded, ConfigError, MissingExtra
 from assay.given import given_lm, given_program, takes
 from assay.jobs import Job, home_of, keep_artifact, open_job, salt_at
+from assay.models.meter import Usage
 from assay.optimizers import Progress, Student
 from assay.optimizers.comparison import Comparison, compare, ended_early
 from assay.optimizers.estimate import price_of
@@ -84,7 +85,10 @@ def tune(
         checked(job, job.splits.val, split="val")
         price = price_of(job.session.lm, 300, 40) or 0.0
         pair = forecast_pair(job.student.program, job.session, cost_per_call=price)
-        plan_report(job.splits, job.session.meter, config.decisions, pair=pair, searching=True).hold(job.session.meter)
+        plan = plan_report(job.splits, job.session.meter, config.decisions, pair=pair, searching=True)
+        shown.say(plan.shows)
+        plan.hold(job.session.meter)
+        _check_caps(job, config, pair)
         report = _tuned(job, config, shown, store, resume)
         report.notes += warnings
         if report.stopped is None:
@@ -101,6 +105,18 @@ def tune(
             _drawn(report, job, config, storage_of(config, store))
         finished.keep(report.to_dict())
     return report
+
+
+def _check_caps(job: Job, config: TuneConfig, pair: Usage) -> None:
+    """Refuses caps on calls under which not even the default and one other point are tried on all val tasks."""
+    left, val = job.session.meter.search_calls_left(), len(job.splits.val)
+    needed = pair.calls * val * config.samples  # of two trials
+    if config.method != "optuna" or left >= needed or job.session.recorder.resumed:
+        return
+    raise ConfigError(
+        f"max_calls={config.max_calls}, max_search_calls={config.max_search_calls}: they leave {left:.0f} calls for the search, and two trials of "
+        f"{val} val tasks take about {needed}. Raise max_calls to {2 * needed} or more, or set sizes={{'val': N}} to fewer tasks"
+    )
 
 
 def _as_kept(config: TuneConfig, job: Job, kept: Mapping[str, Any]) -> TuneReport:
