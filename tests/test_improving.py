@@ -48,7 +48,7 @@ def test_weights_that_the_gate_favours_are_kept_and_served(embedded: str, own_fo
         raise Cancelled("at the gate")
 
     with monkeypatch.context() as patch:  # the adapter is there, and nothing says that the step is done
-        patch.setattr("assay.improving.compare_on_gate", cut_off)
+        patch.setattr("assay.improving.compare_on", cut_off)
         with pytest.raises(Cancelled):
             assay.improve("turning.py:Turning", **job)
     made = list_adapters()

@@ -50,14 +50,14 @@ def test_caps_are_of_all_steps_together_also_after_a_stop(place: Path, monkeypat
         given.append(("compile", options["max_calls"]))
         return SimpleNamespace(outcome=SimpleNamespace(winner="one"), artifact=place / "one", meter=spending(30))
 
-    def compare_on_gate(*_: Any, **options: Any) -> Any:
+    def compare_on(*_: Any, **options: Any) -> Any:
         with options["part"]("gate"):
             given.append(("gate", options["options"]()["max_calls"]))
             options["count"](spending(8), spending(12))
-        return Comparison(Evaluation(), Evaluation(), Gain(0.0, -1.0, 1.0, 0), 0)
+        return Comparison(Evaluation(), Evaluation(), Gain(0.0, -1.0, 1.0, 0), 0), None
 
     monkeypatch.setattr("assay.improving.compile_program", compile_program)
-    monkeypatch.setattr("assay.improving.compare_on_gate", compare_on_gate)
+    monkeypatch.setattr("assay.improving.compare_on", compare_on)
     job: dict[str, Any] = {"rubric": "r.yaml", "data": "data.jsonl", "name": "up", "order": ["prompts"] * 3, "preflight": False}
     with pytest.raises(BudgetExceeded, match="100 calls of the whole improvement"):
         assay.improve("mine.py:Mine", **job, max_calls=100, resume=resume)  # begins it where there is nothing to resume

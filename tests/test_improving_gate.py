@@ -96,3 +96,30 @@ def test_the_caps_are_of_both_sides_of_a_gate_together(job: dict[str, Any], serv
     assert server.calls == 14
     report = assay.improve("before.py:Mine", max_calls=100, resume=True, **job)
     assert report.steps[0]["kept"]
+
+
+def test_the_sealed_test_is_opened_once_and_ends_once_it_has_decided(job: dict[str, Any], server: Server) -> None:
+    Path("after.py").write_text(PROGRAM.format(what="number + 2"))
+    report = assay.improve("before.py:Mine", **{**job, "sizes": {"gate": 10, "test": 50}})
+    assert report.test is not None
+    assert report.test_openings == {"this_job": 1, "this_store": 1}
+    assert (report.test["before"]["n"], report.test["after"]["n"], report.test["gain"]["n"]) == (20, 20, 20)  # of 50, evaluated every 10
+    assert report.test["gain"]["low"] > 0
+    assert report.notes == ["test ended after 20 of 50 tasks: a difference is shown; its interval holds for stopping early"]
+    assert server.calls == 2 * 10 + 2 * 20
+
+
+def test_without_early_stop_the_sealed_test_takes_the_whole_split(job: dict[str, Any]) -> None:
+    Path("after.py").write_text(PROGRAM.format(what="number + 2"))
+    report = assay.improve("before.py:Mine", early_stop=False, **{**job, "sizes": {"gate": 10, "test": 30}})
+    assert report.test is not None
+    assert (report.test["after"]["n"], report.notes) == (30, [])
+    assert report.test_openings == {"this_job": 1, "this_store": 1}
+
+
+def test_the_interval_of_a_criterion_is_as_wide_as_that_of_the_score_where_a_test_ended_early(job: dict[str, Any]) -> None:
+    Path("after.py").write_text(PROGRAM.format(what="number + 2 * (number % 3 > 0)"))  # two of three tasks
+    report = assay.improve("before.py:Mine", **{**job, "sizes": {"gate": 30, "test": 100}})
+    assert report.test is not None
+    assert report.test["gain"]["n"] < 100
+    assert report.test["criteria"]["right"] == report.test["gain"]  # the only criterion

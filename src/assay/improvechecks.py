@@ -1,4 +1,4 @@
-"""What `assay improve` does around its steps: the preflight of all that they will run, and the gate that decides on each.
+"""What `assay improve` does around its steps: the preflight of all that they will run, the gate that decides on each, and the sealed test.
 
 Does not run steps: `assay.improving` does.
 """
@@ -19,7 +19,7 @@ from assay.optimizers.sequential import SequentialTest
 from assay.preflight import checked, preflight
 from assay.training import Retained
 
-__all__ = ["Trial", "check_start", "compare_on_gate"]
+__all__ = ["Trial", "check_start", "compare_on"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,8 @@ def _check_watch(job: Job, trial: Trial) -> None:
         preflight(replace(job.session, rubric=watch), job.student, tasks, split=trial.split, max_cost_usd=job.config.max_cost_usd)
 
 
-def compare_on_gate(
+def compare_on(
+    split: str,
     before: tuple[str, str],
     after: tuple[str, str],
     *,
@@ -94,35 +95,42 @@ def compare_on_gate(
     options: Callable[[], Mapping[str, Any]],
     store: str | Path | None,
     progress: Progress,
-) -> Comparison:
-    """Two programs, each with its model, on the gate split; it ends once it has decided, by the sequential test that a compile's gate has.
+    opens_as: str,
+) -> tuple[Comparison, dict[str, int] | None]:
+    """Two programs, each with its model, on gate or test; it ends once it has decided, by the sequential test that a compile's gate has.
 
     Args:
+        split: `gate` or `test`. Test is opened once, for both.
         before, after: program and model.
         part, count, options: as in `check_start`; the caps are of both together.
+        opens_as: the job that the opening of test is counted for.
+    Returns:
+        The comparison, and how often test was opened; None of gate.
     Raises:
         BudgetExceeded: a cap was reached: a part of the split decides nothing.
         ModelError: one of them could not be scored at all.
     """
-    with part("gate"), ExitStack() as opened:
+    with part(split), ExitStack() as opened:
         given, jobs = options(), list[Job]()
         for side, (program, model) in (("before", before), ("after", after)):
             config = RunConfig.of(program, rubric, data, None, **{**given, "kind": "evaluate", "model": model})
-            with part(f"gate-{side}"):
-                job = open_job(config, program=program, rubric=load_rubric(rubric), progress=progress, store=store, need=("gate",))
+            with part(f"{split}-{side}"):
+                job = open_job(config, program=program, rubric=load_rubric(rubric), progress=progress, store=store, need=(split,), opens_as=opens_as)
                 jobs.append(opened.enter_context(job))
         first, second = (job.session for job in jobs)
         first.meter.beside(second.meter)
         second.meter.beside(first.meter)
-        decisions = jobs[0].config.decisions
-        tasks = decision_tasks(jobs[0].splits, "gate", decisions)
+        decisions, splits = jobs[0].config.decisions, jobs[0].splits
+        if split == "test":
+            splits.unseal()
+        tasks = decision_tasks(splits, split, decisions)
         rule = SequentialTest(tasks=len(tasks), difference=decisions.difference) if decisions.early_stop else None
         try:
-            found = compare(jobs[0].student, jobs[1].student, tasks, first, after_session=second, split="gate", names=("before", "after"), rule=rule)
+            found = compare(jobs[0].student, jobs[1].student, tasks, first, after_session=second, split=split, names=("before", "after"), rule=rule)
             if found.cap is not None:
                 raise found.cap
         except BudgetExceeded as cap:
-            raise BudgetExceeded(f"{cap}; a part of the gate split decides nothing. Raise the cap, and add --resume", what=cap.what) from None
+            raise BudgetExceeded(f"{cap}; a part of the {split} split decides nothing. Raise the cap, and add --resume", what=cap.what) from None
         finally:
             count(first.meter, second.meter)
-    return found
+    return found, jobs[0].openings.to_dict() if jobs[0].openings is not None else None

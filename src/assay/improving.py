@@ -11,18 +11,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from assay.api import compile as compile_program
-from assay.api import evaluate
 from assay.datasets.memory import data_spec
 from assay.deployment.artifact import check_place, is_artifact
 from assay.errors import AssayError, BudgetExceeded, ConfigError, DataError, Diverged
 from assay.exporting import collect, export
 from assay.given import takes
-from assay.improvechecks import Trial, check_start, compare_on_gate
+from assay.improvechecks import Trial, check_start, compare_on
 from assay.jobs import RunConfig, home_of, keep_artifact, load_rubric, open_job, pinned
 from assay.models import Meter
 from assay.models.adapters import adapter_home, find_adapter, served_as
 from assay.optimizers import Progress
-from assay.optimizers.comparison import ended_early
+from assay.optimizers.comparison import Comparison, ended_early
 from assay.optimizers.weights import SFTConfig, train_sft
 from assay.optimizers.weights.config import PolicyConfig, made_of
 from assay.optimizers.weights.page import interval
@@ -357,26 +356,18 @@ class _Improvement:
         return self.report.program, warmed.name
 
     def _gate(self, before: tuple[str, str], after: tuple[str, str]) -> dict[str, Any]:
-        found = compare_on_gate(
-            before, after, rubric=self.rubric, data=self.data, part=self._part, count=self._count, options=lambda: self._capped(self.options),
-            store=self.store, progress=self.shown,
-        )  # fmt: skip
+        found = self._compared("gate", before, after)
         sides = {"before": found.before.report()["score"], "after": found.after.report()["score"]}
         note = ended_early(found, "gate")
         return {"gate": found.gain.to_dict(), "kept": found.gain.is_gain, **sides, **({"note": note} if note else {})}
 
-    def _scores(self, program: str, model: str, *, split: str, side: str) -> Any:
-        with self._part(f"{split}-{side}"):
-            found = evaluate(
-                program, rubric=self.rubric, data=self.data, split=split, store=self.store, progress=self.shown, opens_as=self.opens_as,
-                **{**self._capped(self.options), "model": model},
-            )  # fmt: skip
-            self._count(found.meter)
-        if found.openings is not None:
-            self.report.test_openings = found.openings.to_dict()
-        if found.stopped:
-            raise BudgetExceeded(f"{found.stopped}; a part of the {split} split decides nothing. Raise the cap, and add --resume")
-        return found.evaluation
+    def _compared(self, split: str, before: tuple[str, str], after: tuple[str, str]) -> Comparison:
+        found, openings = compare_on(
+            split, before, after, rubric=self.rubric, data=self.data, part=self._part, count=self._count, store=self.store, progress=self.shown,
+            options=lambda: self._capped(self.options), opens_as=self.opens_as,
+        )  # fmt: skip
+        self.report.test_openings = openings
+        return found
 
     # -- the end
 
@@ -384,8 +375,9 @@ class _Improvement:
         """The sealed test, start beside end, and the artifact."""
         report, start = self.report, self._own_model()
         if (report.program, report.model) != (self.program, start):
-            before = self._scores(self.program, start, split="test", side="before")
-            report.test = compared(before, self._scores(report.program, report.model, split="test", side="after"))
+            found = self._compared("test", (self.program, start), (report.program, report.model))
+            report.test = compared(found.before, found.after, level=found.level, guarded=found.ended != "")
+            report.notes += [note] if (note := ended_early(found, "test")) else []
         config = RunConfig.of(report.program, self.rubric, self.data, None, **{**self.options, "kind": "improve", "model": report.model})
         opened = open_job(config, program=report.program, rubric=load_rubric(self.rubric), progress=self.shown, store=self.store)
         with self._part("end"), opened as job:

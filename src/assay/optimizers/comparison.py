@@ -17,7 +17,8 @@ __all__ = ["Comparison", "compare", "ended_early"]
 class Comparison:
     """Both evaluations, and the paired gain of the second.
 
-    `planned` is the number of tasks it might have taken; `ended` says why it took fewer: `decided`, `futile`, or the cap.
+    `planned` is the number of tasks it might have taken; `ended` says why it took fewer: `decided`, `futile`, or the cap. `level` is the
+    error of the interval.
     """
 
     before: Evaluation
@@ -26,6 +27,7 @@ class Comparison:
     planned: int
     ended: str = ""
     cap: BudgetExceeded | None = None
+    level: float = 0.05
 
 
 def compare(
@@ -70,7 +72,7 @@ def compare(
         if evaluation.why_unscored is not None:
             raise ModelError(f"none of the {len(evaluation)} {split} tasks could be scored: {evaluation.why_unscored}")
     guarded = ended != ""
-    return Comparison(first, second, paired_gain(first.scores, second.scores, level=level, guarded=guarded), len(tasks), ended, cap)
+    return Comparison(first, second, paired_gain(first.scores, second.scores, level=level, guarded=guarded), len(tasks), ended, cap, level)
 
 
 def _in_parts(

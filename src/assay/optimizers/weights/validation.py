@@ -1,5 +1,6 @@
 """Old weights against new ones by running programs: greedily and sampled, task by task, in pairs."""
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -76,16 +77,21 @@ def told(found: Evaluation) -> dict[str, Any]:
     return {**kept, "tool_calls": made, "valid_calls": good / made if made else None, "parsed": parsed}
 
 
-def compared(before: Evaluation, after: Evaluation) -> dict[str, Any]:
-    """`before`, `after`, and the paired `gain` of the score, of each criterion (`criteria`) and of each task type (`task_types`)."""
+def compared(before: Evaluation, after: Evaluation, *, level: float = 0.05, guarded: bool = False) -> dict[str, Any]:
+    """`before`, `after`, and the paired `gain` of the score, of each criterion (`criteria`) and of each task type (`task_types`).
+
+    Args:
+        level, guarded: of all intervals, see `assay.optimizers.statistics.paired_gain`.
+    """
+    paired = functools.partial(paired_gain, level=level, guarded=guarded)
     grades: dict[str, Any] = {}
     for name in before.criteria():
         pair = [{task: result.grades.get(name, math.nan) for task, result in found.results.items()} for found in (before, after)]
-        grades[name] = paired_gain(*pair).to_dict()
+        grades[name] = paired(*pair).to_dict()
     kinds = {
-        kind: paired_gain(*({task: score for task, score in found.scores.items() if found.task_types[task] == kind} for found in (before, after)))
+        kind: paired(*({task: score for task, score in found.scores.items() if found.task_types[task] == kind} for found in (before, after)))
         for kind in sorted(set(before.task_types.values()) & set(after.task_types.values()))
     }
-    gain: Mapping[str, Any] = paired_gain(before.scores, after.scores).to_dict()
+    gain: Mapping[str, Any] = paired(before.scores, after.scores).to_dict()
     by_kind = {kind: one.to_dict() for kind, one in kinds.items()}
     return {"before": told(before), "after": told(after), "gain": gain, "criteria": grades, "task_types": by_kind}
