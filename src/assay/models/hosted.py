@@ -9,6 +9,7 @@ os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # litellm's impor
 import dspy
 from dspy import lm15
 from dspy.clients.execution import execute, prepare
+from dspy.clients.lm15_boundary import request_kwargs
 from dspy.utils.exceptions import ContextWindowExceededError, LMInvalidRequestError, LMServerError
 
 from assay.models.answers import failure_in, text_of, with_completion
@@ -81,14 +82,28 @@ class HostedBackend:
         # `execute` (not the public call) because only its result carries the price. Without the caller's stream: the engine above sends the
         # answer into it, and a second time would double it; a streamed reply is also parsed without its text being kept.
         with dspy.context(send_stream=None):
-            result = execute(self.lm, prepare(self.lm, request, None, {}))
+            result = execute(self.lm, self._prepared(request))
         response = with_completion(result.typed(request, self.lm.model_type))
         if (failure := failure_in(response.provider_data, text_of(response))) is not None:
             raise LMServerError(f"the server answered with status 200 and {failure}")
         return response, result.cost
 
+    def _prepared(self, request: lm15.Request) -> Any:
+        if self.lm.model_type != "text":
+            return prepare(self.lm, request, None, {})
+        asked = request_kwargs(request, "chat")  # text models take no typed request
+        messages = [{**message, "content": _texts(message.get("content"))} for message in asked.pop("messages")]
+        if (most := asked.pop("max_completion_tokens", None)) is not None:
+            asked["max_tokens"] = most
+        return prepare(self.lm, None, messages, asked)
+
     def count_tokens(self, text: str) -> int:
         return int(quiet_litellm().token_counter(model=self.lm.model, text=text))
+
+
+def _texts(content: Any) -> str:
+    """The text of a message's content, a string or a list of parts."""
+    return content if isinstance(content, str) else "".join(str(part.get("text") or "") for part in content or ())
 
 
 def _without_schema(request: lm15.Request) -> lm15.Request:

@@ -207,12 +207,28 @@ class LanguageModel(dspy.LM):  # type: ignore[misc]
     """A `dspy.LM` over a `RecordingEngine`. DSPy's `rollout_id` becomes the sample of the cache key and of the seed."""
 
     def __call__(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
-        with sample_scope(self._sample(kwargs)):
-            return super().__call__(prompt, messages=messages, **self._seeded(kwargs, prompt, messages))
+        samples, kwargs = self._samples(kwargs)
+        found = []
+        for sample in samples:
+            with sample_scope(sample):
+                found.append(super().__call__(prompt, messages=messages, **self._seeded(kwargs, prompt, messages)))
+        return found[0] if len(found) == 1 else _together(found)
 
     async def acall(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
-        with sample_scope(self._sample(kwargs)):
-            return await super().acall(prompt, messages=messages, **self._seeded(kwargs, prompt, messages))
+        samples, kwargs = self._samples(kwargs)
+        found = []
+        for sample in samples:
+            with sample_scope(sample):
+                found.append(await super().acall(prompt, messages=messages, **self._seeded(kwargs, prompt, messages)))
+        return found[0] if len(found) == 1 else _together(found)
+
+    def _samples(self, kwargs: dict[str, Any]) -> tuple[list[int | None], dict[str, Any]]:
+        """The sample of each completion that is asked for (`n`), and what each call is made with: the engine makes one completion a call."""
+        n, first = kwargs.get("n", self.kwargs.get("n")), self._sample(kwargs)
+        if isinstance(n, bool) or not isinstance(n, int) or n < 2:
+            return [first], kwargs
+        base = ((first or 0) + 1) * 1_000_003
+        return [first, *(base + number for number in range(1, n))], {**kwargs, "n": 1}
 
     @property
     def recording(self) -> RecordingEngine:
@@ -250,6 +266,14 @@ class LanguageModel(dspy.LM):  # type: ignore[misc]
         asked = json.dumps([seed, self._sample(kwargs), prompt, messages], sort_keys=True, default=str)
         digest = hashlib.sha256(asked.encode("utf-8", "replace")).digest()
         return {**kwargs, "seed": int.from_bytes(digest[:4], "big") >> 1}
+
+
+def _together(found: list[list[Any]]) -> list[Any]:
+    """Completions of several calls as DSPy gives those of one: all are texts, or all are mappings."""
+    outputs = [output for outputs in found for output in outputs]
+    if any(isinstance(output, dict) for output in outputs):
+        return [output if isinstance(output, dict) else {"text": output} for output in outputs]
+    return outputs
 
 
 def get_lm(

@@ -1,0 +1,101 @@
+"""Several completions of one call, and models of text completions: what works with a plain `dspy.LM` works recorded."""
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+from aiohttp import web
+
+from assay.models import Call, ResponseCache, with_recording
+from assay.testing.serving import served
+
+
+class Completions:
+    """Answers chats and text completions, with as many choices as are asked for, and each with a number of its own."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self._numbers = itertools.count(1)
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/completions", self._text)
+        return app
+
+    def _answer(self, body: dict[str, Any], choice: Any) -> web.Response:
+        self.asked.append(body)
+        form = "[[ ## answer ## ]]\n{}" if "[[ ## answer ## ]]" in str(body) else "{}"
+        choices = [{"index": i, "finish_reason": "stop", **choice(form.format(f"answer {next(self._numbers)}"))} for i in range(body.get("n") or 1)]
+        usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+        return web.json_response({"id": "1", "object": "x", "created": 1, "model": "m", "choices": choices, "usage": usage})
+
+    async def _chat(self, request: web.Request) -> web.Response:
+        return self._answer(await request.json(), lambda text: {"message": {"role": "assistant", "content": text}})
+
+    async def _text(self, request: web.Request) -> web.Response:
+        return self._answer(await request.json(), lambda text: {"text": text})
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[Completions, str]]:
+    completions = Completions()
+    with served(completions.app()) as url:
+        yield completions, f"{url}/v1"
+
+
+def recorded(url: str, calls: list[Call], tmp_path: Path, **options: Any) -> dspy.LM:
+    lm = dspy.LM("openai/m", api_base=url, api_key="k", cache=False, num_retries=0, **options)
+    return with_recording(lm, observers=[calls.append], cache=ResponseCache(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("engine", ["auto", "litellm"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_each_of_several_completions_is_an_answer_of_its_own(
+    server: tuple[Completions, str], tmp_path: Path, engine: str, asynchronous: bool
+) -> None:
+    calls: list[Call] = []
+    lm = recorded(server[1], calls, tmp_path, engine=engine)
+    texts = asyncio.run(lm.acall("hello", n=3)) if asynchronous else lm("hello", n=3)
+    assert sorted(texts) == ["answer 1", "answer 2", "answer 3"]
+    assert [call.text for call in calls] == texts
+    assert lm("hello", n=3) == texts  # from the response cache
+    assert lm("hello") == texts[:1]
+    assert [call.cached for call in calls[3:]] == [True] * 4
+
+
+def test_completions_that_the_model_is_set_to_are_made(server: tuple[Completions, str], tmp_path: Path) -> None:
+    calls: list[Call] = []
+    assert recorded(server[1], calls, tmp_path, n=2)("hello") == ["answer 1", "answer 2"]
+    assert len(calls) == 2
+
+
+def test_predict_gives_all_completions(server: tuple[Completions, str], tmp_path: Path) -> None:
+    calls: list[Call] = []
+    with dspy.context(lm=recorded(server[1], calls, tmp_path), adapter=dspy.ChatAdapter()):
+        found = dspy.Predict("question -> answer: str", n=2)(question="x")
+    assert found.completions.answer == ["answer 1", "answer 2"]
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_models_of_text_completions_are_recorded(server: tuple[Completions, str], tmp_path: Path, asynchronous: bool) -> None:
+    calls: list[Call] = []
+    lm = recorded(server[1], calls, tmp_path, model_type="text", max_tokens=7)
+    assert (asyncio.run(lm.acall("hello")) if asynchronous else lm("hello")) == ["answer 1"]
+    assert [(call.text, call.error, call.prompt_tokens, call.completion_tokens) for call in calls] == [("answer 1", None, 3, 2)]
+    (asked,) = server[0].asked
+    assert (asked["prompt"], asked["max_tokens"]) == ("hello\n\nBEGIN RESPONSE:", 7)
+
+
+def test_a_text_model_is_asked_what_it_is_asked_without_recording(server: tuple[Completions, str], tmp_path: Path) -> None:
+    plain = dspy.LM("openai/m", api_base=server[1], api_key="k", cache=False, num_retries=0, model_type="text", temperature=0.5)
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
+    plain(messages=messages)
+    with_recording(plain, observers=[lambda call: None])(messages=messages)
+    first, second = ({key: asked[key] for key in ("model", "prompt", "temperature")} for asked in server[0].asked)
+    assert first == second
