@@ -2,7 +2,8 @@
 """Recall of anonymisation by type on generated texts of several countries, the share of clean texts that change, and processor time.
 
 Values come from Faker, sentences from templates. `tune` is what the patterns were written against, `check` what was looked at
-as a whole while they were; `held-out` has templates and seeds of its own, written afterwards, and is what is reported. A value counts as found where none of its letters and digits is left.
+as a whole while they were; `held-out` has templates and seeds of its own, written afterwards, and is what is reported; `stored` has prompts and
+outputs of programs as they are stored, by the author of the rules for them. A value counts as found where none of its letters and digits is left.
 
     python benchmarks/privacy_recall.py --set held-out --seed 2000 --size 1500 --engine patterns
 """
@@ -21,11 +22,12 @@ from faker import Faker
 from assay.traces.privacy import Anonymizer
 from assay.traces.privacy_names import Known
 
-COUNTRIES = {
+COUNTRIES: dict[str, list[str]] = {
     "tune": ["en_US", "de_DE", "fr_FR", "es_ES", "nl_NL", "pl_PL", "en_IN"],
     "check": ["en_US", "en_GB", "de_AT", "it_IT", "pt_BR", "sv_SE", "cs_CZ", "en_AU", "es_MX", "fr_CH"],
     "held-out": ["en_US", "en_GB", "en_CA", "de_CH", "de_DE", "fr_FR", "es_ES", "it_IT", "nl_BE", "da_DK", "pt_PT", "pl_PL", "sv_SE", "en_NZ"],
 }
+COUNTRIES["stored"] = COUNTRIES["held-out"]
 TEMPLATES = {
     "tune": [
         "Hello, my name is {person} and I live at {street}, {place}.",
@@ -82,6 +84,24 @@ TEMPLATES = {
         '{{"role": "user", "content": "I am {person} from {place}, my cell is {phone}"}}',
         "Question: When did {person} sign? Answer: on {date}, at the office in {place}.",
     ],
+    "stored": [  # as programs' prompts and outputs are stored: DSPy's chat and JSON forms, lean lines, tool calls
+        "[[ ## question ## ]]\\nWhen was the customer born?\\n\\n[[ ## answer ## ]]\\n{date}\\n\\n[[ ## completed ## ]]",
+        "[[ ## date ## ]]\\n{date}\\n",
+        '{{"answer": "{date}"}}',
+        "Due: {date}",
+        "{date}",
+        "the {longdate}",
+        "The reply was due {shortdate} says the office.",
+        "We met on {shortdate}, as agreed before.",
+        '{{"customer": "{first}", "joined": "{date}"}}',
+        '{{"name": "{first}"}}',
+        '{{"patient": "{person}", "city": "{place}", "birthday": "{date}"}}',
+        '{{"tool": "book", "args": {{"passenger": "{person}", "day": "{date}"}}}}',
+        "[[ ## message ## ]]\\nMy name is {person}, I live in {place}.\\n\\n[[ ## reply ## ]]\\nDear {person}, thank you.",
+        "[[ ## notes ## ]]\\n{person} called from {phone} on {date}.\\n",
+        "Message: I am {person}, call me on {phone}\\nCategory: complaint",
+        '{{"messages": [{{"role": "user", "content": "Send it to {street}, {place}"}}]}}',
+    ],
 }
 CLEAN = {
     "tune": [
@@ -103,8 +123,20 @@ CLEAN = {
         "A recipe for {n2} people needs {n3} grams of flour.", "Write a haiku about Winter and the Moon.", "The Supreme Court and the Senate disagree in general.",
         "Use Kubernetes in Production and Terraform in Staging.", "He scored {n2} to {n2} in the final.", "Why do cats purr? Answer in one sentence.",
     ],
+    "stored": [
+        "[[ ## question ## ]]\nWhat is {n2} + {n3}?\n\n[[ ## answer ## ]]\n{n3}\n\n[[ ## completed ## ]]", '{{"answer": "{n3}", "reasoning": "because {n2}"}}',
+        '{{"name": "search", "arguments": {{"query": "best of {n2}"}}}}', '{{"name": "Calculator", "description": "adds {n2} numbers", "parameters": {{}}}}',
+        '{{"name": "Widget", "price": {n2}, "sku": "{n6}"}}', "[[ ## ratio ## ]]\n{n2}/{n2}\n", "Answer: {v2}", '{{"version": "{v2}", "build": {n4}}}', "{n2}-{n2}-{n3}",
+        "{n2}/{n2}/{n2}", "[[ ## category ## ]]\nbilling\n", '{{"created_at": "2024-05-03", "score": 0.{n2}}}', '{{"title": "Summary", "author_count": {n2}}}',
+        "Category: Shipping\nPriority: {n2}", '{{"kind": "Test", "name": "Build", "runs-on": "ubuntu"}}', "[[ ## plan ## ]]\nStep 1: read. Step 2: divide {n4} by {n2}.",
+    ],
 }  # fmt: skip
 DATES = ["%d.%m.%Y", "%Y-%m-%d", "%d/%m/%Y", "%m/%d/%Y", "%B %d, %Y", "%d %B %Y", "%b %d %Y", "%d-%m-%Y", "%A, %d %B %Y"]
+
+
+def ordinal(day: Any) -> str:
+    suffix = "th" if 10 < day.day < 20 else {1: "st", 2: "nd", 3: "rd"}.get(day.day % 10, "th")
+    return f"{day.day}{suffix} of {day:%B}, {day.year}"
 
 
 def values(fake: Any, rng: random.Random) -> dict[str, Any]:
@@ -112,6 +144,7 @@ def values(fake: Any, rng: random.Random) -> dict[str, Any]:
     return {
         "person": lambda: f"{fake.first_name()} {fake.last_name()}", "place": lambda: fake.city(), "phone": lambda: fake.phone_number(),
         "street": lambda: fake.street_address().split("\n")[0], "date": lambda: f"{day:{rng.choice(DATES)}}", "email": lambda: fake.email(domain="mail.net"),
+        "longdate": lambda: ordinal(day), "shortdate": lambda: f"{day.day}/{day.month}/{day:%y}", "first": lambda: fake.first_name(),
         "iban": lambda: fake.iban(), "ssn": lambda: Faker("en_US").ssn(), "ip": lambda: fake.ipv4_public(),
     }  # fmt: skip
 
@@ -178,7 +211,7 @@ def wilson(found: int, n: int) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--set", choices=["tune", "check", "held-out"], default="held-out")
+    parser.add_argument("--set", choices=list(TEMPLATES), default="held-out")
     parser.add_argument("--size", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=2000)
     parser.add_argument("--engine", default="patterns")

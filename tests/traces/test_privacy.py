@@ -491,7 +491,7 @@ def test_names_of_fields_are_labels() -> None:
     assert out["phones"][0] == make().text("(212) 736-5001")
     assert re.fullmatch(r"1[1-8]\d\d-\d\d-\d\d", out["dob"])
     assert (out["ssn"], out["card_number"]) == (make().text("536-90-4399"), make().text("4111111111111111"))
-    assert make().value({"id": "2127365000", "when": "1984-05-03"}) == {"id": "2127365000", "when": "1984-05-03"}
+    assert make().value({"id": "2127365000", "created_at": "1984-05-03"}) == {"id": "2127365000", "created_at": "1984-05-03"}
 
 
 def test_what_a_field_calls_a_secret_is_one() -> None:

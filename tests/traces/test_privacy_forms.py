@@ -1,6 +1,7 @@
 """Telephone numbers, dates, streets, identity numbers, names by lists: recall on generated texts, and what is left alone."""
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,12 +42,51 @@ def test_the_goals_without_the_extra_are_met_on_held_out_texts(recall: Any) -> N
 
 
 @LISTED
-def test_the_goals_with_the_extra_are_met_on_held_out_texts(recall: Any) -> None:
-    found = recall.measure("held-out", 480, 5, "gazetteers", subject=True)
+def test_the_goals_with_the_extra_are_met_on_held_out_texts_by_lists_alone(recall: Any) -> None:
+    found = recall.measure("held-out", 1500, 4000, "gazetteers", subject=False)
     shares = {kind: row["recall"] for kind, row in found["types"].items()}
     assert shares["person"] >= 0.80
-    assert shares["place"] >= 0.75  # 0.82 on 1,500 texts; the interval of this many is 0.07 wide
+    assert shares["place"] >= 0.80
     assert found["clean_changed"] <= 0.02 * found["clean"]
+
+
+@pytest.mark.parametrize("engine", ["patterns", pytest.param("gazetteers", marks=LISTED)])
+def test_dates_and_names_are_found_in_prompts_and_outputs_as_they_are_stored(recall: Any, engine: str) -> None:
+    found = recall.measure("stored", 480, 5, engine, subject=False)
+    shares = {kind: row["recall"] for kind, row in found["types"].items()}
+    for kind in ("date", "longdate", "shortdate", *(("first", "person", "place") if engine == "gazetteers" else ())):
+        assert shares[kind] >= 0.80, kind
+    assert found["clean_changed"] <= 0.02 * found["clean"]
+
+
+@pytest.mark.parametrize(
+    "text", ["[[ ## answer ## ]]\n1988-04-12\n", "the 3rd of May, 1990", "due 5/3/24 says the letter", '{"answer": "1988-04-12"}', "Due: 12.04.1988",
+             '{"prompt": "[[ ## date ## ]]\\n1988-04-12\\n"}', "[[ ## date ## ]]\n5 May 1988\n"],
+)  # fmt: skip
+def test_dates_alone_in_a_field_and_in_short_forms_are_hidden(text: str) -> None:
+    assert not any(part in hidden(text) for part in ("1988", "1990", "5/3/24"))
+
+
+@pytest.mark.parametrize(
+    "text", ['{"created_at": "2024-05-03"}', "1/2/24", "1988-04-12", "12/4/3 = 1", "on 99/99/24 of them we agree", "It is 5/3/24 of the whole of it", "2024-05-03\n2024-05-04"],
+)  # fmt: skip
+def test_figures_that_are_no_dates_of_somebody_are_left_alone(text: str) -> None:
+    assert hidden(text) == text
+
+
+@LISTED
+def test_names_under_keys_of_json_are_hidden() -> None:
+    anonymizer = Anonymizer(KEY, engine="gazetteers")
+    data = {"name": "Priya", "patient": "Priya Patel", "others": [{"first_name": "Anaïs"}, {"name": "Widget", "price": 3}, {"name": "search"}]}
+    for found in (
+        json.dumps(anonymizer.value(data)),
+        anonymizer.text(json.dumps(data, ensure_ascii=False)),
+        anonymizer.text(json.dumps(json.dumps(data, ensure_ascii=False), ensure_ascii=False)),
+    ):
+        assert not any(name in found for name in ("Priya", "Patel", "Ana"))
+        assert "Widget" in found
+        assert "search" in found
+    assert anonymizer.value({"client": "Acme Corp"}) == {"client": "Acme Corp"}
 
 
 @pytest.mark.parametrize(

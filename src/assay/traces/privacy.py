@@ -2,7 +2,8 @@
 
 A surrogate is a keyed hash of the value's normal form in a shape that belongs to nobody (example.org, 555-01xx, 240.0.0.0/4, …), so one
 value has one surrogate wherever it stands, and anonymising twice changes nothing. Finds by form (`privacy_patterns`), by what the caller
-knows, and names only by a name model (Presidio with spaCy) that is installed: without one names are missed, and `finds_names` is False.
+knows, and names only by lists of names, or a name model (Presidio with spaCy), that is installed: without these names are missed, and
+`finds_names` is False.
 """
 
 import bisect
@@ -22,6 +23,7 @@ from typing import Any
 from assay.errors import ConfigError, DataError, MissingExtra
 from assay.traces.privacy_forms import FINDERS as FORMS
 from assay.traces.privacy_found import Found, normal, small
+from assay.traces.privacy_gazetteers import KEY, THINGS
 from assay.traces.privacy_names import TYPES, WORDS, Known, known_in, name_engine, unescaped
 from assay.traces.privacy_numbers import FINDERS as NUMBERS
 from assay.traces.privacy_patterns import FINDERS, LABEL
@@ -44,6 +46,7 @@ _DIGIT, _LETTER = re.compile(r"\d"), re.compile(r"[^\W\d_]{2}")
 _ROUNDS = 4  # a replacement may show what was hidden before; a name model reads the text anew
 _PART = 1500  # characters at least
 _CACHE = 20_000_000  # characters
+_BARE_DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}", re.A)
 _TABLE_VERSION = 1
 
 
@@ -55,7 +58,8 @@ def restore(text: str, table: Mapping[str, str]) -> str:
 class Anonymizer:
     """One export's anonymiser, for any number of threads (one at a time inside).
 
-    `engine`: `patterns` (no names), `presidio` (names too), or `auto`: Presidio where it is installed with a model.
+    `engine`: `patterns` (no names), `gazetteers` (persons and places by lists), `presidio` (by a spaCy model), `names` (lists, Presidio or both;
+    at least one must be installed), or `auto`: as `names`, and patterns alone where neither is. `engine_name` is what is used.
     `counts` are the occurrences replaced so far, by type.
 
     Two values whose surrogates meet get different ones, the later by its turn. So exports with one `key` agree, but for such
@@ -63,7 +67,7 @@ class Anonymizer:
 
     Raises:
         ConfigError: the key is shorter than 16 bytes, or the engine is unknown.
-        MissingExtra: `presidio` is asked for and not installed.
+        MissingExtra: what the engine needs is not installed.
     """
 
     def __init__(self, key: bytes | None = None, *, engine: str = "auto", table: Mapping[str, str] | None = None) -> None:
@@ -114,7 +118,8 @@ class Anonymizer:
                     if named in new:
                         named = next(name for n in count(2) if (name := f"{named}#{n}") not in new)
                     new[named] = None
-                    stack.append((part, key if isinstance(key, str) else label, new, named))
+                    of_thing = key == "name" and not THINGS.isdisjoint(item)  # not a person's name
+                    stack.append((part, "" if of_thing else key if isinstance(key, str) else label, new, named))
             else:
                 into[at] = seen[id(item), label] = [None] * len(item)
                 stack += [(part, label, into[at], n) for n, part in enumerate(item)]
@@ -169,10 +174,12 @@ class Anonymizer:
             with self._lock:
                 self.counts["secret"] += 1
             return f"[secret {kind}]"
-        if label and LABEL.search(label):
-            labelled = self._text(f"{label}: {value}", known, names=True)
-            if labelled.startswith(f"{label}: "):
-                new = labelled[len(label) + 2 :]
+        named = (KEY.fullmatch(label) or _BARE_DATE.fullmatch(value)) and '"' not in label + value  # as JSON, which tells what it is
+        if label and (named or LABEL.search(label)):
+            before, after = (f'"{label}": "', '"') if named else (f"{label}: ", "")
+            labelled = self._text(f"{before}{value}{after}", known, names=True)
+            if labelled.startswith(before) and labelled.endswith(after):
+                new = labelled[len(before) : len(labelled) - len(after)]
                 return item if new == value else new
         new = self._text(value, known, names=True)
         return item if new == value else new

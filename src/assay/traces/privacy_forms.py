@@ -1,7 +1,9 @@
 # ruff: noqa: E501 (word lists and patterns)
 """Telephone numbers, dates and streets of many countries, with `phonenumbers` and word lists. Beside `privacy_patterns`, not instead of it.
 
-A date counts where it stands in a sentence: a line of at least four words, not a log's time. A number counts as a telephone's where a
+A date in figures counts where it stands in a sentence (a line of at least four words, not a log's time), or is all that a labelled
+field or JSON value holds; with two figures for the year only in a sentence, after a word such as `on` or `due`. A date with its month in
+letters counts with an ordinal number (`3rd of May, 1990`) everywhere. A number counts as a telephone's where a
 word says so, or where it is written in groups and is valid in its country's plan. Every search is bounded.
 """
 
@@ -106,13 +108,23 @@ _MONTHS = {
     ) for name in names.split()
 }  # fmt: skip
 _NUMERIC = regex.compile(
-    r"(?<![\w.,/:=+-])(?:(?P<y>(?:1[89]|20)\d\d)(?P<a>[-/.])(?P<m>\d{1,2})(?P=a)(?P<d>\d{1,2})|(?P<d2>\d{1,2})(?P<b>[-/.])(?P<m2>\d{1,2})(?P=b)(?P<y2>(?:1[89]|20)\d\d))"
+    r"(?:(?<![\w.,/:=+-])|(?<=\\[nrt]))(?:(?P<y>(?:1[89]|20)\d\d)(?P<a>[-/.])(?P<m>\d{1,2})(?P=a)(?P<d>\d{1,2})|(?P<d2>\d{1,2})(?P<b>[-/.])(?P<m2>\d{1,2})(?P=b)(?P<y2>(?:1[89]|20)\d\d))"
     r"(?!\d|[-/.]\d|[T ,]{1,2}\d\d:\d\d:\d\d|\w| ?[*^=×÷])"
 )
 _WRITTEN = regex.compile(
-    r"(?<!\w)(?:\p{Lu}\p{L}{4,12},\ )?(?:(?P<d>\d{1,2})(?:st|nd|rd|th|\.|er|º)?\ (?:of\ |de\ )?(?P<m>\p{L}{3,12})\.?,?\ (?:de\ |del\ )?(?P<y>(?:1[89]|20)\d\d)"
-    r"|(?P<m2>\p{Lu}\p{L}{2,11})\.?\ (?P<d2>\d{1,2})(?:st|nd|rd|th)?,?\ (?P<y2>(?:1[89]|20)\d\d))(?!\w)"
+    r"(?<!\w)(?:\p{Lu}\p{L}{4,12},\ )?(?:(?P<d>\d{1,2})(?:(?P<th>st|nd|rd|th)|\.|er|º)?\ (?:of\ |de\ )?(?P<m>\p{L}{3,12})\.?,?\ (?:de\ |del\ )?(?P<y>(?:1[89]|20)\d\d)"
+    r"|(?P<m2>\p{Lu}\p{L}{2,11})\.?\ (?P<d2>\d{1,2})(?P<th>st|nd|rd|th)?,?\ (?P<y2>(?:1[89]|20)\d\d))(?!\w)"
 )
+_SHORT = regex.compile(  # 5/3/24: the year in two figures
+    r"(?<=(?<!\w)(?i:on|due|since|until|till|dated?|before|after|born|issued|signed|expire[sd]?):?\ )"
+    r"(?:(?P<a>\d{1,2})/(?P<b>\d{1,2})/(?P<y>\d\d)|(?P<a>\d\d)\.(?P<b>\d\d)\.(?P<y>\d\d))(?![\w/.-]\d|\w|/| ?[*^=×÷])"
+)
+_FIELD_BEFORE = regex.compile(
+    r"""(?:^|(?:\n|\\n)[ \t]*|(?:^|\n|\\n)[ \t]*(?P<key>[\p{L}_ ]{2,30}):[ \t]+|(?P<key>[\p{L}_ ]{2,30})\\{0,3}"\ ?:\ ?\\{0,3}")$"""
+)
+_FIELD_AFTER = regex.compile(r"[ \t]*(?:\.?[ \t]*(?:\n|\\n|$)|\\{0,3}\")")
+_MARKER_BEFORE = regex.compile(r"(?:\#\#\ \]\]|:)[ \t]*(?:\n|\\n)[ \t]*$")
+_NO_DAY = regex.compile(r"creat|updat|modif|timestamp|version|release|build|publish|cutoff", regex.I)
 _LETTERS = regex.compile(r"\p{L}{2,}")
 _NOT_PERSONAL = regex.compile(r"(?:version|release[d]?|copyright|©|\(c\)|rfc|iso|commit|build|updated)\W{0,3}(?:on )?$", regex.I)
 _SENTENCE = 4  # words
@@ -121,12 +133,15 @@ _SENTENCE = 4  # words
 def _dates(text: str, lower: str) -> Iterator[Found]:
     for m in _NUMERIC.finditer(text):
         year, month, day = (m["y"], m["m"], m["d"]) if m["y"] else (m["y2"], m["m2"], m["d2"])
-        if _real(int(year), int(month), int(day)) and _in_sentence(text, m.start(), m.end()):
+        if _real(int(year), int(month), int(day)) and (_in_sentence(text, *m.span()) or _is_field(text, *m.span())):
+            yield Found("date", m.start(), m.end(), f"{m[0]}")
+    for m in _SHORT.finditer(text) if "/" in text or "." in text else ():
+        if _real(2000 + int(m["y"]), int(m["a"]), int(m["b"])) and _in_sentence(text, *m.span(), 3):
             yield Found("date", m.start(), m.end(), f"{m[0]}")
     for m in _WRITTEN.finditer(text):
         year, name, day = (m["y"], m["m"], m["d"]) if m["y"] else (m["y2"], m["m2"], m["d2"])
         month = _MONTHS.get(name.lower())
-        if month and _real(int(year), month, int(day)) and _in_sentence(text, m.start(), m.end()):
+        if month and _real(int(year), month, int(day)) and (m["th"] or _in_sentence(text, *m.span()) or _is_field(text, *m.span())):
             yield Found("date", m.start(), m.end(), f"{int(year):04d}-{month:02d}-{int(day):02d}")
 
 
@@ -139,6 +154,15 @@ def _real(year: int, month: int, day: int) -> bool:
             continue
         return True
     return False
+
+
+def _is_field(text: str, start: int, end: int) -> bool:
+    """Whether a date is all that a field of DSPy's prompts, a labelled line or a JSON value holds."""
+    before = text[max(0, start - 60) : start]
+    m = _FIELD_BEFORE.search(before)
+    if m is None or not _FIELD_AFTER.match(text, end) or (m["key"] and _NO_DAY.search(m["key"])):
+        return False
+    return bool(m["key"]) or _MARKER_BEFORE.search(before) is not None
 
 
 def _in_sentence(text: str, start: int, end: int, words: int = _SENTENCE) -> bool:

@@ -15,7 +15,7 @@ import regex
 
 from assay.traces.privacy_found import Found, normal
 
-__all__ = ["available", "finder"]
+__all__ = ["KEY", "THINGS", "available", "finder"]
 
 _CAPITAL = r"\p{Lu}[\p{L}'’]*(?:[-.]\p{L}[\p{L}'’]*)*"
 _RUN = regex.compile(
@@ -111,7 +111,7 @@ def _plain(word: str) -> str:
 def finder() -> Callable[[str], list[Found]]:
     """Persons and places in a text."""
     _lists()
-    return lambda text: list(_names(text))
+    return lambda text: [*_names(text), *_keyed(text)]
 
 
 def _names(text: str) -> Iterator[Found]:
@@ -130,6 +130,42 @@ def _names(text: str) -> Iterator[Found]:
             found = _judged(text, start, " ".join(words), words)
             if found is not None:
                 yield found
+
+
+_QUOTE = r'\\{0,3}"'
+_PERSON_KEY = (
+    r"(?:(?:full|first|last|given|family|middle|maiden|customer|patient|client|employee|contact|sender|recipient|author|owner|guest|tenant)[_ -]?name"
+    r"|surname|patient|customer|client|employee|passenger|tenant|landlord|applicant|guest|student|teacher|doctor|nurse|recipient|sender|author|assignee"
+    r"|spouse|person|contact|beneficiary)"
+)
+_KEYED = regex.compile(
+    rf"(?P<q>{_QUOTE})(?:(?P<name>name)|(?i:{_PERSON_KEY}))(?P=q)\s?:\s?(?P=q)(?P<value>{_CAPITAL}(?:,?\ {_CAPITAL}){{0,3}}\.?)(?P=q)"
+)
+KEY = regex.compile(rf"name|{_PERSON_KEY}", regex.I)
+_COMPANY = regex.compile(r"(?<!\p{L})(?:Inc|Corp|Corporation|GmbH|Ltd|Limited|LLC|AG|Co|Company|Group|Bank|University|Team|Department)\.?$")
+_THINGS = (
+    "type price version description parameters arguments args input inputs output url sku quantity stock population country capital model size unit color category code "
+    "language path file value kind schema properties function tool title schedule runs-on"
+)
+THINGS = frozenset(_THINGS.split())  # keys beside a `name` that is no person's
+_THING_BESIDE = regex.compile(rf'"(?:{"|".join(_THINGS.split())})\\{{0,3}}"\s?:')
+
+
+def _keyed(text: str) -> Iterator[Found]:
+    """Persons as values of JSON: under a key that says a person; under `name` where nothing beside it says a thing, or the lists know it."""
+    if '"' not in text:
+        return
+    first, last, cities = _lists()
+    for m in _KEYED.finditer(text):
+        value, words = m["value"], [_plain(word.strip(".,'’")) for word in m["value"].split()]
+        if _COMPANY.search(value) or all(word in _COMMON for word in words):
+            continue
+        if m["name"]:
+            around = text[max(text.rfind("{", 0, m.start()), m.start() - 400, 0) : m.start()] + text[m.end() : m.end() + 400].partition("}")[0]
+            known = words[0] in first or (len(words) > 1 and words[-1] in last)
+            if not known and (_THING_BESIDE.search(around) or " ".join(words) in cities):
+                continue
+        yield Found("person", *m.span("value"), normal("person", value))
 
 
 def _judged(text: str, start: int, value: str, words: list[str]) -> Found | None:
