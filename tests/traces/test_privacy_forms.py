@@ -129,7 +129,17 @@ def test_versions_logs_and_prose_are_left_alone(text: str) -> None:
 
 
 @LISTED
-@pytest.mark.parametrize("text", ["`steps` (str):\nAll interactions are structured", "(list):\nReading comes first", "Step 1\nMobile users skip it"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Two sentences.\nEinstein's equation is known",
+        "at 5 km/h.\nAlice has 3 apples",
+        "Device MAC of the RFC 9953, ISO 8601",
+        "`steps` (str):\nAll interactions are structured",
+        "(list):\nReading comes first",
+        "Step 1\nMobile users skip it",
+    ],
+)
 def test_a_capital_at_the_begin_of_a_line_makes_no_place(text: str) -> None:
     assert hidden(text, "gazetteers") == text
     assert "Reading" not in hidden("12 Oak Road\nReading, RG1 2AB", "gazetteers")

@@ -173,18 +173,20 @@ def _judged(text: str, start: int, value: str, words: list[str]) -> Found | None
     end, before = start + len(value), text[max(0, start - 40) : start]
     plain = [_plain(word.strip(".'’")) for word in words]
     first, last, cities = _lists()
-    parts = [part for word in plain for part in word.split("-")]
+    acronyms = not value.isupper() and [word.isupper() and len(word) < 4 for word in words]  # MAC and IP are on the lists of names
+    parts = [part for at, word in enumerate(plain) if not (acronyms and acronyms[at]) for part in word.split("-")]
     named = sum(part in first for part in parts), sum(part in last for part in parts)
     told = _PERSON_CUE.search(before) is not None or _PERSON_AFTER.match(text, end) is not None
     alone = not before.endswith("\n") or _LINE_END.match(text, end) is not None  # "All" and "Reading" are towns, and begin sentences
     place = (
         alone
+        and not (value.isupper() and len(value) < 5)
         and _PLACE_CUE.search(before) is not None
         and (" ".join(plain) in cities or (len(words) > 1 and any(part in cities for part in parts if len(part) > 4)))
     )
     if len(words) > 1 and (named[0] or (named[1] and told)) and not (place and " ".join(plain) in cities):
         return Found("person", start, end, normal("person", value))
-    if place or _is_place(text[max(0, start - 90) : start], value, words, text[end : end + 1]):
+    if place or _is_place(text[max(0, start - 90) : start], value, words, text[end : end + 1], alone=alone):
         return Found("place", start, end, normal("place", value))
     if (
         told
@@ -197,11 +199,11 @@ def _judged(text: str, start: int, value: str, words: list[str]) -> Found | None
     return None
 
 
-def _is_place(before: str, value: str, words: list[str], after: str) -> bool:
+def _is_place(before: str, value: str, words: list[str], after: str, *, alone: bool) -> bool:
     """Whether a name that is on no list is a place's: after words that leave nothing else, in an address, or by its form."""
     if value.isupper() or len(value) < 3 or len(words) > 4:
         return False
     if _STRONG.search(before) or (_ADDRESS.search(before) and after in ("", ",", ".", "\n", '"') and not before.endswith("\n\n")):
         return True
     formed = _TOPONYM.search(value) is not None or (len(words) > 1 and words[0] in _BEFORE_TOPONYM)
-    return formed and _PLACE_CUE.search(before) is not None
+    return alone and formed and _PLACE_CUE.search(before) is not None
