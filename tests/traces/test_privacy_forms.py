@@ -114,6 +114,7 @@ def test_forms_of_several_countries_are_hidden(text: str, value: str) -> None:
         "app 4.3.2.10 and above",
         "2024-05-03 12:30:45,123 INFO worker-3 started the job again",
         "Released 2024-05-03 under the licence of the project",
+        "(946) 625-1341 simplifies to -395",
         "mode 0755 0644 0600 for the three files of the user",
         "The call took 9141520 cycles of the processor",
         "CPF 111.222.333-44 is no valid one",

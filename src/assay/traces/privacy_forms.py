@@ -14,6 +14,7 @@ from functools import lru_cache
 import regex
 
 from assay.traces.privacy_found import Found, normal
+from assay.traces.privacy_patterns import is_reckoned
 
 __all__ = ["FINDERS"]
 
@@ -58,6 +59,7 @@ def _phones(text: str, lower: str) -> Iterator[Found]:
         if (
             digits > 15
             or _CALCULATION.search(before)
+            or is_reckoned(text, start, end)
             or _NO_CUE.search(before)
             or regex.match(r"1\D?\d{3}\D{0,2}55501\d\d", regex.sub(r"[ .()-]", "", number))
         ):

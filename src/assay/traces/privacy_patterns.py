@@ -12,7 +12,7 @@ from itertools import pairwise
 from assay.traces.privacy_found import BLANK, FREE, Found, normal
 from assay.traces.privacy_secrets import find_secrets, labelled_secrets
 
-__all__ = ["FINDERS", "LABEL"]
+__all__ = ["FINDERS", "LABEL", "is_reckoned"]
 
 
 # -- e-mail: from its @ to both sides
@@ -89,7 +89,9 @@ _LABELLED = re.compile(
     re.I | re.X | re.A,
 )
 _RECKONED_BEFORE = re.compile(r"(?:[\d)\]] *[-+=]|[*^%×÷]|(?<!\w)\w =) *$|(?<![:/])/ *$")
-_RECKONED_AFTER = re.compile(r" {0,3}\)? {0,3}(?:[*^%×÷=]|[-+/] {0,3}\(?\d{1,6}(?!\d|[-. ]\d{3}))")
+_RECKONED_AFTER = re.compile(
+    r" {0,3}\)? {0,3}(?:[*^%×÷=]|(?:simplifies|equals|evaluates|reduces|expands|plus|minus|times|divided)\b|[-+/] {0,3}\(?\d{1,6}(?!\d|[-. ]\d{3}))"
+)
 _ISSUERS = re.compile(  # ISO/IEC 7812 ranges of the large networks, with their lengths
     r"4(?:.{12}|.{15}|.{18})|(?:5[1-5]|222[1-9]|22[3-9].|2[3-6]..|27[01].|2720).*(?<=^.{16})|3[47].{13}|(?:6011|65|64[4-9]).*(?<=^.{16})"
     r"|3(?:0[0-5]|[68]).*(?<=^.{14})|35(?:2[89]|[3-8].).{12}|(?:2131|1800).{11}|62.{14,17}|(?:5018|5020|5038|5893|6304|6759|676[1-3]).{8,15}"
@@ -104,7 +106,7 @@ def _luhn(digits: str) -> bool:
     return len(set(digits)) > 1 and (sum(map(int, digits[::-2])) + sum(doubled)) % 10 == 0
 
 
-def _reckoned(text: str, start: int, end: int) -> bool:
+def is_reckoned(text: str, start: int, end: int) -> bool:
     """Whether a number stands in a calculation."""
     return bool(_RECKONED_BEFORE.search(text[max(0, start - 8) : start]) or _RECKONED_AFTER.match(text, end))
 
@@ -116,7 +118,7 @@ def _numbers(text: str, lower: str) -> Iterator[Found]:
         if end - start > 11:
             yield from _cards(text, start, end)
         if "-" in run[0]:
-            yield from (Found("ssn", *m.span(), normal("ssn", m[0])) for m in _SSN.finditer(text, start, end) if not _reckoned(text, *m.span()))
+            yield from (Found("ssn", *m.span(), normal("ssn", m[0])) for m in _SSN.finditer(text, start, end) if not is_reckoned(text, *m.span()))
         if start != run.start() or _PHONE_LIKE.search(text, start, end):
             yield from (found for m in _PHONES.finditer(text, start, end) if _is_phone(text, m) for found in _phone(text, *m.span()))
 
@@ -127,14 +129,14 @@ def _cards(text: str, start: int, end: int) -> Iterator[Found]:
         for value in (m[0], m[0].rpartition(m[1] or "\0")[0]):  # the last group may be another number: 4111 1111 1111 1111 123
             digits = re.sub(r"\D", "", value)
             enough = len(digits) > 13 or m[1]  # 13 digits in one are as often an article's
-            if value and enough and _ISSUERS.fullmatch(digits) and _luhn(digits) and not _reckoned(text, *m.span()):
+            if value and enough and _ISSUERS.fullmatch(digits) and _luhn(digits) and not is_reckoned(text, *m.span()):
                 yield Found("card", m.start(), m.start() + len(value), digits)
                 break
 
 
 def _is_phone(text: str, m: re.Match[str]) -> bool:
     digits, kind = re.sub(r"\D", "", m[0]), m.lastgroup if m.lastgroup != "dash" else "american"
-    if _reckoned(text, *m.span()) or digits in "0123456789012" or set(digits) <= {"0", "1"}:
+    if is_reckoned(text, *m.span()) or digits in "0123456789012" or set(digits) <= {"0", "1"}:
         return False
     groups = re.findall(r"\d+", m[0], re.A)
     if kind == "international":
