@@ -138,7 +138,7 @@ def _dates(text: str, lower: str) -> Iterator[Found]:
         if _real(int(year), int(month), int(day)) and (_in_sentence(text, *m.span()) or _is_field(text, *m.span())):
             yield Found("date", m.start(), m.end(), f"{m[0]}")
     for m in _SHORT.finditer(text) if "/" in text or "." in text else ():
-        if _real(2000 + int(m["y"]), int(m["a"]), int(m["b"])) and _in_sentence(text, *m.span(), 3):
+        if _real(2000 + int(m["y"]), int(m["a"]), int(m["b"])) and _in_sentence(text, m.start(), m.end(), 3):
             yield Found("date", m.start(), m.end(), f"{m[0]}")
     for m in _WRITTEN.finditer(text):
         year, name, day = (m["y"], m["m"], m["d"]) if m["y"] else (m["y2"], m["m2"], m["d2"])

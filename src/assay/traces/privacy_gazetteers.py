@@ -165,7 +165,7 @@ def _keyed(text: str) -> Iterator[Found]:
             known = words[0] in first or (len(words) > 1 and words[-1] in last)
             if not known and (_THING_BESIDE.search(around) or " ".join(words) in cities):
                 continue
-        yield Found("person", *m.span("value"), normal("person", value))
+        yield Found("person", m.start("value"), m.end("value"), normal("person", value))
 
 
 def _judged(text: str, start: int, value: str, words: list[str]) -> Found | None:
