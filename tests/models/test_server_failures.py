@@ -11,6 +11,7 @@ from dspy.utils.exceptions import LMError, LMRateLimitError, LMServerError
 
 from assay.errors import FailureKind
 from assay.models import Call, Meter, get_lm, with_recording
+from assay.traces.dialects import answer_of
 
 GOOD = {
     "id": "1", "object": "chat.completion", "model": "m", "created": 1,
@@ -118,11 +119,24 @@ def test_a_reply_in_the_form_of_text_completions_is_read(server: str) -> None:
     assert [call.text for call in calls] == ["hello  there"]
 
 
+def test_thinking_that_litellm_takes_out_of_the_text_is_kept_as_reasoning(server: str) -> None:
+    message = {"role": "assistant", "content": "<think>two and two</think>four"}
+    Handler.plan, calls = [{**GOOD, "choices": [{"index": 0, "finish_reason": "stop", "message": message}]}], list[Call]()
+    lm = with_recording(dspy.LM("openai/m", api_base=server, api_key="none", engine="litellm", num_retries=0), observers=[calls.append])
+    lm("hi")
+    (call,) = calls
+    assert call.response is not None
+    assert (answer_of(None, call.response).reasoning, call.text) == ("two and two", "four")
+
+
 def test_a_server_of_ones_own_that_refuses_schemas_is_asked_without_from_then_on(server: str) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", "properties": {}}}}
     Handler.plan, Handler.asked = ["no schema", "no schema"], []
-    lm = lm_for(server, [], Meter(), num_retries=0)
+    calls, meter = list[Call](), Meter()
+    lm = lm_for(server, calls, meter, num_retries=0)
     assert lm.supports_response_schema
     assert lm("hi", response_format=schema) == ["hello"]
     assert not lm.supports_response_schema
     assert ["response_format" in asked for asked in Handler.asked] == [True, False]
+    assert (meter.usage.calls, meter.usage.errors) == (2, 1)
+    assert [call.error is None for call in calls] == [False, True]

@@ -10,7 +10,7 @@ import dspy
 from dspy import lm15
 from dspy.clients.execution import execute, prepare
 from dspy.clients.lm15_boundary import request_kwargs
-from dspy.utils.exceptions import ContextWindowExceededError, LMInvalidRequestError, LMServerError
+from dspy.utils.exceptions import ContextWindowExceededError, LMServerError
 
 from assay.models.answers import failure_in, text_of, with_completion
 
@@ -66,19 +66,21 @@ class HostedBackend:
         """A server of the user's own (vLLM, llama.cpp, Ollama): litellm's table of models knows nothing of what it can."""
         return bool(self.address) or self.lm.model.startswith(_OWN_SERVERS)
 
-    def complete(self, request: lm15.Request) -> tuple[lm15.Response, float | None]:
-        if self._no_schema:
-            request = _without_schema(request)
-        try:
-            return self._complete(request)
-        except LMInvalidRequestError as error:
-            if isinstance(error, ContextWindowExceededError) or not self._of_ones_own or request.config.response_format is None:
-                raise
-            answered = self._complete(_without_schema(request))
-            self._no_schema = True
-            return answered
+    def fitting(self, request: lm15.Request) -> lm15.Request:
+        """The request without its schema, where the server is known to refuse one."""
+        return _without_schema(request) if self._no_schema else request
 
-    def _complete(self, request: lm15.Request) -> tuple[lm15.Response, float | None]:
+    def plainer(self, request: lm15.Request, error: Exception) -> lm15.Request | None:
+        """What may be asked where a server of one's own may have refused a schema; None where that is not why it refused."""
+        if isinstance(error, ContextWindowExceededError) or not self._of_ones_own or request.config.response_format is None:
+            return None
+        return _without_schema(request)
+
+    def without_schemas(self) -> None:
+        """From now on no schema is sent: the server answered without one."""
+        self._no_schema = True
+
+    def complete(self, request: lm15.Request) -> tuple[lm15.Response, float | None]:
         # `execute` (not the public call) because only its result carries the price. Without the caller's stream: the engine above sends the
         # answer into it, and a second time would double it; a streamed reply is also parsed without its text being kept.
         with dspy.context(send_stream=None):

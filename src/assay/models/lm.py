@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import dspy
 from dspy import lm15
 from dspy._vendor.lm15.serde import request_to_dict, response_from_dict
-from dspy.utils.exceptions import LMError
+from dspy.utils.exceptions import LMError, LMInvalidRequestError
 
 from assay.errors import ModelError
 from assay.models.alternatives import pruned
@@ -84,13 +84,13 @@ class RecordingEngine:
     def complete(self, request: lm15.Request) -> lm15.Response:
         asked, sample = request_to_dict(request), current_sample.get()
         if self.cache is None:
-            return self._made(request, asked, "", sample)
+            return self._asked(request, asked, "", sample)
         weights, field = self.backend.weights or getattr(self.backend, "address", ""), current_field.get()
         whole = asked if field is None else {**asked, "alternatives_of": field}
         key = self.cache.key(whole, weights=weights, adapters=self.backend.adapters, sample=sample)
         with self.cache.locks.of(key):  # asked twice at once, it is made once
             record = self.cache.get(key)
-            return self._made(request, asked, key, sample) if record is None else self._cached(record, asked, key, sample)
+            return self._asked(request, asked, key, sample) if record is None else self._cached(record, asked, key, sample)
 
     def _cached(self, record: dict[str, Any], asked: dict[str, Any], key: str, sample: int | None) -> lm15.Response:
         """An answer from the response cache. Where this rollout paid for it before the process was killed it is recorded as it was then."""
@@ -103,6 +103,22 @@ class RecordingEngine:
             latency_ms=record.get("latency_ms", 0.0), cost_usd=cost,
         )  # fmt: skip
         return response
+
+    def _asked(self, request: lm15.Request, asked: dict[str, Any], key: str, sample: int | None) -> lm15.Response:
+        """An answer of the model. A server that refuses a schema is asked again without, which is a call of its own."""
+        backend = self.backend
+        if not isinstance(backend, HostedBackend):
+            return self._made(request, asked, key, sample)
+        request = backend.fitting(request)
+        try:
+            return self._made(request, asked, key, sample)
+        except LMInvalidRequestError as error:
+            plainer = backend.plainer(request, error)
+            if plainer is None:
+                raise
+        answered = self._made(plainer, asked, key, sample)
+        backend.without_schemas()
+        return answered
 
     def _made(self, request: lm15.Request, asked: dict[str, Any], key: str, sample: int | None) -> lm15.Response:
         """An answer of the model, counted before it is asked for."""
