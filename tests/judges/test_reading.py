@@ -287,7 +287,7 @@ def test_the_embedded_model_gives_every_word_a_probability(embedded: str) -> Non
 
 
 def test_an_answer_in_another_language_is_no_verdict_though_a_word_has_a_trace_of_probability() -> None:
-    with pytest.raises(NoGrade, match=r"that is no verdict \(min_mass=0.05\); it would say 'oui'"):
+    with pytest.raises(NoGrade, match=r"that is no verdict \(min_mass=0.1\); it would say 'oui'"):
         judged(PointwiseJudge(GOOD), lambda request: {"oui": 0.9, "non": 0.0995, "yes": 0.0005})
 
 

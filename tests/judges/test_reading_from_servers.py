@@ -74,7 +74,7 @@ def judged(judge: PointwiseJudge, script: Any, *, logprobs: bool = True, **given
 
 
 def test_a_refusal_is_no_verdict_however_sure_the_rest_looks() -> None:
-    with pytest.raises(NoGrade, match=r"0\.15% on \['no', 'yes'\] and 99\.75% on 'I'"):
+    with pytest.raises(NoGrade, match=r"0\.15% on \['no', 'yes'\] and 99\.75% on other tokens \(99\.75% on 'I'\)"):
         judged(PointwiseJudge(GOOD), lambda request: REFUSAL)
     assert judged(PointwiseJudge(GOOD, min_mass=0.0), lambda request: REFUSAL).verdict == "yes", "who asks for it gets it"
     rubric = Rubric("r", [Criterion(name="good", judge=GOOD)])
@@ -82,7 +82,22 @@ def test_a_refusal_is_no_verdict_however_sure_the_rest_looks() -> None:
     assert math.isnan(scored.score({"question": "q"}, {"answer": "x"}).value)
 
 
-def test_mass_is_compared_with_the_most_probable_other_token_and_not_with_1() -> None:
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"Sorry": 0.9, "yes": 0.05, "no": 0.01},
+        {"I": 0.3, "Sorry": 0.3, "As": 0.3, "yes": 0.02, "no": 0.01},
+        {**{f"word{n}": 0.1 for n in range(9)}, "yes": 0.006, "no": 0.001},
+        {"N": 0.9, "yes": 0.06, "no": 0.01},
+    ],
+    ids=["less certain", "in three words", "in nine", "a letter"],
+)
+def test_a_refusal_is_no_verdict_in_whatever_words(said: dict[str, float]) -> None:
+    with pytest.raises(NoGrade, match="that is no verdict"):
+        judged(PointwiseJudge(GOOD), lambda request: said)
+
+
+def test_mass_is_compared_with_the_sum_of_the_other_reported_tokens_and_not_with_1() -> None:
     # a small model spreads its probability: 0.07 on the scale against 0.30 on the next word is a reading
     found = judged(PointwiseJudge(GOOD), lambda request: {"The": 0.3, "yes": 0.05, "no": 0.02})
     assert found.verdict == "yes"
@@ -108,6 +123,21 @@ def test_min_mass_is_part_of_a_judges_file_and_artifact(tmp_path: Any) -> None:
     assert PointwiseJudge(**judge.config).min_mass == 0.5
     assert "min_mass" not in PointwiseJudge(GOOD).config, "judges that leave the default keep their version"
     assert PairwiseJudge(min_mass=0.2).min_mass == 0.2
+
+
+@pytest.mark.parametrize("top", [None, {}, {"<think>": 0.99, "yes": 0.005}], ids=["none", "no alternatives", "a thinking model"])
+def test_auto_reads_what_is_written_where_probabilities_say_nothing(serve: Any, top: dict[str, float] | None) -> None:
+    def answer(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        found = completion("yes" if body.get("logprobs") else '{"verdict": "yes"}', top or {"yes": 1.0})
+        if body.get("logprobs") and not top:
+            found["choices"][0]["logprobs"] = None if top is None else {"content": [{"token": "yes", "logprob": 0.0, "top_logprobs": []}]}
+        return 200, found
+
+    url, seen = serve(answer)
+    with dspy.context(lm=get_lm("openai/m", api_base=url, api_key="x", num_retries=0)):
+        judge = PointwiseJudge(GOOD)
+        assert [judge(task_input="q", output=str(n)).verdict for n in range(3)] == ["yes"] * 3
+    assert sum(bool(body.get("logprobs")) for body in seen) == 1, "asked for them once, not with every verdict"
 
 
 def remembering(asked: list[str], answer: Any) -> Callable[[Any], Any]:

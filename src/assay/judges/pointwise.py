@@ -47,7 +47,7 @@ class PointwiseJudge(Judge):
         reasoning: whether the judge reasons in words before its verdict.
         samples: verdicts asked for each text reading; their shares are the probabilities (self-consistency). Those that are off
             the scale do not count; under half of them, nothing is said.
-        min_mass: least probability on the scale, as a share of the most probable other token's, in [0, 1]. Below it the model
+        min_mass: least probability on the scale, as a share of what all other tokens have together, in [0, 1]. Below it the model
             was about to say something else, such as a refusal, and there is no verdict.
     """
 

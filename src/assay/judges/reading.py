@@ -47,9 +47,9 @@ STYLES = ("auto", "words", "letters")
 _JUDGED = 6000  # characters of one part that a judge is shown
 EMPTY = "(empty)"  # what stands for a text without content, outside of the fence: a text that says so itself is in quotes
 _LEAST_MASS = 0.001  # of probability that must be on the scale
-# ... and as a share of the most probable other token's. The embedded model's lowest was 0.22 over 88 verdicts on four scales; a
-# refusal of 0.9975 leaves 0.0015.
-MIN_MASS = 0.05
+# ... and as a share of what the other reported tokens have together: a refusal may be spread over many. The lowest of an honest verdict of
+# the embedded model, which spreads most, was 0.11 (9 scales and styles of 12 verdicts); that of a 0.5B model 30. A refusal of 0.95 leaves 0.05.
+MIN_MASS = 0.1
 MASS = "scale_mass"  # of a reading, beside the words of its scale
 _LEAST = 1e-9  # probability of a word that is not among the tokens reported
 # what chat templates and line-minded tokenizers take for structure: <|im_end|>, [/INST], the separators that JSON leaves alone
@@ -157,11 +157,10 @@ def _begins(token: str, word: str) -> bool:
     return bool(token) and word.startswith(token) and (word == token or len(token) > 1 or not (token.isascii() and token.isalpha()))
 
 
-def _rival(top: Sequence[Mapping[str, Any]], words: Sequence[str]) -> tuple[str, float]:
-    """The most probable token that begins no word of the scale, with its probability."""
-    found = [(str(entry["token"]), math.exp(min(0.0, float(entry["logprob"])))) for entry in top]
-    others = [(token, p) for token, p in found if not any(_begins(token.strip().casefold(), word) for word in words)]
-    return max(others, key=lambda other: other[1], default=("", 0.0))
+def _others(top: Sequence[Mapping[str, Any]], words: Sequence[str]) -> list[tuple[float, str]]:
+    """The tokens that begin no word of the scale, with their probability, the most probable first."""
+    found = [(math.exp(min(0.0, float(entry["logprob"]))), str(entry["token"])) for entry in top]
+    return sorted(((p, token) for p, token in found if not any(_begins(token.strip().casefold(), word) for word in words)), reverse=True)
 
 
 def scale_masses(readings: Sequence[Mapping[str, Any] | None]) -> list[float]:
@@ -179,7 +178,7 @@ class VerdictAdapter(dspy.Adapter):  # type: ignore[misc]
 
     Args:
         keys: label -> what stands for it in the answer: the label itself, or a letter.
-        min_mass: least probability on the scale, as a share of the most probable other token's, in [0, 1].
+        min_mass: least probability on the scale, as a share of what all other reported tokens have together, in [0, 1].
     """
 
     def __init__(self, keys: Mapping[str, str], *, min_mass: float = MIN_MASS) -> None:
@@ -225,16 +224,22 @@ class VerdictAdapter(dspy.Adapter):  # type: ignore[misc]
         try:
             top = answer["logprobs"]["content"][0]["top_logprobs"]
         except (KeyError, IndexError, TypeError):
-            # llama.cpp tells none of a first token that is half a character
+            top = None
+        if not top:  # llama.cpp tells none of a first token that is half a character
             known = _engine_of(lm) in _giving or is_embedded(str(getattr(lm, "model", "")))
             kind = NoGrade if known else NoProbabilities
-            raise kind(f"the model answered {text!r} without token probabilities") from None
+            raise kind(f"the model answered {text!r} without token probabilities")
+        words = list(self.keys.values())
+        by_key, mass = word_probabilities(top, words)
+        others = _others(top, words)
+        if others and others[0][0] > mass and others[0][1].strip().startswith("<think"):
+            raise NoProbabilities(f"the model thinks before it answers: {text!r}")
         _giving.add(_engine_of(lm))
-        by_key, mass = word_probabilities(top, list(self.keys.values()))
-        rival, against = _rival(top, list(self.keys.values()))
+        against = math.fsum(p for p, _ in others)
         if mass < max(_LEAST_MASS, self.min_mass * against):
+            rivals = ", ".join(f"{p:.2%} on {token!r}" for p, token in others[:3])
             raise NoGrade(
-                f"the model puts {mass:.2%} on {list(self.keys.values())} and {against:.2%} on {rival!r}: that is no verdict "
+                f"the model puts {mass:.2%} on {words} and {against:.2%} on other tokens ({rivals or 'none reported'}): that is no verdict "
                 f"(min_mass={self.min_mass:g}); it would say {text!r}"
             )
         probabilities = {label: by_key[key] for label, key in self.keys.items()}
