@@ -75,10 +75,38 @@ def test_judge_score_with_an_unreachable_judge_prints_its_report_and_fails(proje
 
 def test_every_command_that_scores_has_the_flag() -> None:
     for args in (
-        ["compile"], ["evaluate"], ["tune"], ["improve"], ["collect"], ["train", "sft"], ["train", "grpo"], ["traces", "score"],
+        ["compile"], ["evaluate"], ["compare"], ["tune"], ["improve"], ["collect"], ["train", "sft"], ["train", "grpo"], ["traces", "score"],
         ["judge", "compile"], ["judge", "score"], ["judge", "audit"], ["judge", "drift"],
     ):  # fmt: skip
         assert "--min-coverage" in run_cli(*args, "--help")[1], args
+
+
+DATA = ["--rubric", "r.yaml", "--data", "d.jsonl", "--store", "c.db", "--no-preflight", "--json"]
+COMMANDS: dict[str, list[str]] = {
+    "compile": ["compile", "p.py:P", "--optimizer", "labeled", "--out", "a", *DATA],
+    "evaluate": ["evaluate", "p.py:P", "--split", "val", *DATA],
+    "compare": ["compare", "p.py:P", "p.py:Q", *DATA],
+    "tune": ["tune", "p.py:P", "--trials", "1", "--out", "t", *DATA],
+    "collect": ["collect", "p.py:P", "-n", "1", *DATA],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_criterion_that_is_never_graded_fails_the_command_after_its_report(project: Path, name: str) -> None:
+    (project / "checks.py").write_text("def short(*_):\n    return True\n\ndef kind(*_):\n    raise OSError('gone')\n")
+    (project / "r.yaml").write_text("name: both\ncriteria:\n- {name: short, check: 'checks.py:short'}\n- {name: kind, check: 'checks.py:kind'}\n")
+    (project / "p.py").write_text(
+        "import dspy\n\nclass P(dspy.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.ask = dspy.Predict('question -> answer')\n\n    def forward(self, question):\n"
+        "        return dspy.Prediction(answer='yes')\n\nclass Q(P):\n    pass\n"
+    )
+    (project / "d.jsonl").write_text("".join(json.dumps({"question": f"Is {n} a number?", "answer": "yes"}) + "\n" for n in range(30)))
+    code, out, err = run_cli(*COMMANDS[name])
+    assert code == 1, err
+    assert isinstance(json.loads(out), dict), "the report is printed all the same"
+    assert "coverage 0.00 is below the required 0.9. kind was not decided on" in " ".join(err.split())
+    code, _, err = run_cli(*[arg if arg != "c.db" else "d.db" for arg in COMMANDS[name]], "--min-coverage", "0")
+    assert code == 0, err
 
 
 def result(value: float, failed: str | None = None, **grades: float | None) -> ScoreResult:

@@ -135,7 +135,7 @@ def test_a_probe_sees_what_the_words_of_the_scale_do_not_tell(tmp_path: Path) ->
         text = request.messages[-1].text or ""
         at = next((index for index, word in enumerate(TELLS.values()) if word in text), 1)
         rest = {f"t{index}": 0.05 + (0.05 if index % 3 == at else 0) for index in range(12)}
-        return {"negative": 0.02, "neutral": 0.02, "positive": 0.021, **rest}
+        return {"negative": 0.04, "neutral": 0.04, "positive": 0.041, **rest}
 
     data = compiled(tmp_path, PointwiseJudge(MOODS, shows=["output"]), moods(), hints, optimizer="calibrate")
     assert "probe" in data["winner"]

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import Console, keep, print_json, run_config, run_options, say_openings
+from assay.cli.shared import Console, keep, print_json, require_coverage, run_config, run_options, say_openings
 
 __all__ = ["command"]
 
@@ -29,6 +29,7 @@ def command(a: str, b: str, **values: Any) -> None:
         print_json(data)
     else:
         _show(data)
+    require_coverage(data)
 
 
 def _show(data: dict[str, Any]) -> None:
