@@ -135,7 +135,7 @@ def test_the_search_ends_early_where_nothing_better_is_to_be_expected() -> None:
     with session.context():
         search.run()
     assert meter.asked("search") < 300
-    assert "no candidate promises" in search.stopped
+    assert "highest possible score on all val tasks" in search.stopped
 
 
 def test_of_a_round_that_the_cap_breaks_off_nothing_counts() -> None:
@@ -348,3 +348,25 @@ def test_a_compile_puts_the_temperature_it_found_into_the_artifact(tmp_path: Pat
     data = report.to_dict()
     assert data["test"]["gain"]["mean"] > 0.1
     assert data["unrecorded"] == 0
+
+
+def test_a_plain_program_that_is_always_right_wins_and_ends_the_search() -> None:
+    recorder, meter = Recorder(), Meter(Caps(search_calls=300))
+    tasks = [Task(id=str(n), inputs={"text": f"text {n}"}, expected={"label": "ab"[n % 2]}) for n in range(70)]
+    labels = {str(task.inputs["text"]): str(task.expected["label"]) for task in tasks}
+
+    def right(request: Any) -> str:
+        asked = request.messages[-1].text or ""
+        return json.dumps({"label": next(label for text, label in labels.items() if text in asked.split("\n") or f"{text}\n" in asked)})
+
+    lm = scripted_lm(right, meter=meter, observers=[recorder.observe])
+    session = Session(lm, load_rubric("classify"), recorder, meter, threads=1)
+    student = Student(Classify(["a", "b"]), session)
+    space = SearchSpace(student, [demonstration(t) for t in tasks[:40]], ["json"], most=16, seed=0)
+    search = AutoSearch(space, Candidate("baseline", student), tasks[40:], session)
+    session.know(tasks)
+    with session.context():
+        search.run()
+    assert search.candidates[0].mean == 1.0, search.candidates[0].evaluation.results
+    assert search.best() is search.candidates[0]
+    assert meter.asked("search") < 150

@@ -92,7 +92,8 @@ class AutoSearch:
         if not running:
             return self.candidates[0]
         enough = min(_PROVEN, _PROVEN_SHARE * max(len(c.evaluation) for c in running))
-        values = [value if len(c.evaluation) >= enough else -math.inf for c, value in zip(running, self._posterior(running).mean, strict=True)]
+        means = np.minimum(self._posterior(running).mean, 1.0)  # a score has an end, the posterior's mean has none
+        values = [value if len(c.evaluation) >= enough else -math.inf for c, value in zip(running, means, strict=True)]
         return best_with_fewest_tokens(running, values, token_margin)
 
     # -- rounds
@@ -162,7 +163,11 @@ class AutoSearch:
         return self._allotted(belief, running, new, size)
 
     def _settled(self, belief: Posterior, running: Sequence[Candidate]) -> bool:
-        drawn = belief.draws(512, np.random.default_rng(self.session.seed))
+        for candidate in running:
+            if len(candidate.evaluation) == len(self.tasks) and min(candidate.evaluation.scores.values()) >= 1.0:  # False for NaN
+                self.stopped = f"{candidate.name} has the highest possible score on all val tasks"
+                return True
+        drawn = np.clip(belief.draws(512, np.random.default_rng(self.session.seed)), 0.0, 1.0)
         evaluated = [i for i, c in enumerate(running) if len(c.evaluation)]
         chosen = max(evaluated, key=lambda i: belief.mean[i])
         gain = float((drawn.max(axis=1) - drawn[:, chosen]).mean())
