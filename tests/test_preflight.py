@@ -83,10 +83,48 @@ def test_failures_of_the_model_are_not_the_programs(place: Path) -> None:
     assert report.evaluation.report()["failed"] == len(report.evaluation)
 
 
-def test_failures_at_different_places_do_not_stop_a_job(place: Path) -> None:
+def test_failures_at_different_places_stop_a_job_on_the_first_tasks(place: Path) -> None:
     body = "n = len(str(found))\n        global seen\n        seen = globals().get('seen', 0) + 1\n        if seen % 2:\n            raise ValueError(n)\n        raise KeyError(n)"
     (place / "mine.py").write_text(PROGRAM.format(body=body))
-    report = assay.evaluate("mine.py:Mine", rubric="r.yaml", data="data.jsonl", adapter="json", lm=scripted_lm(answers))
+    lm = scripted_lm(answers)
+    with pytest.raises(ProgramFailed, match=r"first \d+ tasks, such as"):
+        assay.evaluate("mine.py:Mine", rubric="r.yaml", data="data.jsonl", adapter="json", lm=lm, threads=1)
+    assert lm.scripted.calls <= 12
+
+
+FAILING = {
+    "none": ("return None", "first 3 tasks: every field of the answer is empty", 3),
+    "no fields": ("return dspy.Prediction()", "first 3 tasks: the prediction has no fields", 3),
+    "from the second run on": (
+        "global seen\n        seen = globals().get('seen', 0) + 1\n        if seen > 1:\n            raise ValueError(f'bad {seen}')\n        return found",
+        r"first \d+ tasks, such as: ValueError: bad",
+        14,  # of several threads some runs have begun
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "said", "most"), FAILING.values(), ids=FAILING)
+@pytest.mark.parametrize("job", range(4))
+def test_a_program_that_gives_no_answer_stops_every_job(place: Path, job: int, body: str, said: str, most: int) -> None:
+    (place / "mine.py").write_text(PROGRAM.format(body=body))
+    lm = scripted_lm(answers)
+    with pytest.raises(ProgramFailed, match=said) as caught:
+        jobs(lm=lm, max_calls=200)[job]()
+    assert lm.scripted.calls <= most
+    assert ("mine.py" in str(caught.value)) == ("raise" in body)
+
+
+def test_auto_stops_where_no_candidate_gives_an_answer(place: Path) -> None:
+    (place / "mine.py").write_text(PROGRAM.format(body=FAILING["from the second run on"][0]))
+    lm = scripted_lm(answers)
+    with pytest.raises(ProgramFailed, match="ValueError"):
+        assay.compile("mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm, max_calls=200)
+    assert lm.scripted.calls <= 60
+
+
+def test_without_preflight_a_program_that_gives_no_answer_scores_zero(place: Path) -> None:
+    (place / "mine.py").write_text(PROGRAM.format(body="return None"))
+    report = assay.evaluate("mine.py:Mine", rubric="r.yaml", data="data.jsonl", adapter="json", lm=scripted_lm(answers), preflight=False)
     assert report.evaluation.report()["score"] == 0
 
 

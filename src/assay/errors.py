@@ -103,7 +103,7 @@ class ProgramError(AssayError, ValueError):
 
 
 class ProgramFailed(AssayError, RuntimeError):
-    """A program raised the same exception on each of its first tasks; the message has the traceback with file and line."""
+    """A program failed on each of its first tasks; of an exception the message has the traceback with file and line."""
 
 
 class ArtifactError(AssayError, ValueError):

@@ -4,17 +4,12 @@ What is asked here is recorded and counted under the phase `preflight`; the job 
 Does not import programs or load data: `assay.jobs.open_job` has done that before.
 """
 
-import inspect
 import statistics
-import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import dspy
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
 
-import assay
 from assay.datasets import Task
 from assay.errors import ConfigError, FailureKind, ModelError, ProgramFailed
 from assay.jobs import Job
@@ -29,6 +24,7 @@ from assay.models.scope import refusals_end_at_once
 from assay.optimizers import Session, Student
 from assay.optimizers.estimate import price_of
 from assay.optimizers.session import Measured
+from assay.optimizers.working import FirstRuns, own_traceback, place_of, require_answers
 from assay.traces import Rollout
 from assay.traces.records import Transition
 from assay.undecided import SKIP, SKIP_FLAG, Verdicts
@@ -38,15 +34,6 @@ __all__ = ["ask_reflection", "check_prices", "checked", "preflight", "preflight_
 _TRIES = 3  # tasks that may fail alike before the job is stopped
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where an exception was raised: of the program's own lines the last one."""
-
-    kind: type[BaseException]
-    file: str
-    line: int
-
-
 def checked(job: Job, tasks: Sequence[Task], *, split: str, student: Student | None = None) -> Measured | None:
     """`preflight` of an opened job, unless its settings turn it off."""
     if not job.config.preflight:
@@ -54,6 +41,7 @@ def checked(job: Job, tasks: Sequence[Task], *, split: str, student: Student | N
     job.session.progress.say("preflight: one task, each judge once")
     found = preflight(job.session, student or job.student, tasks, split=split, max_cost_usd=job.config.max_cost_usd)
     job.session.measured = found
+    job.session.first_runs = FirstRuns()
     return found
 
 
@@ -69,7 +57,7 @@ def preflight(session: Session, student: Student, tasks: Sequence[Task], *, spli
         What a run took, for an estimate.
     Raises:
         ConfigError: there is a cap on dollars and a model without a known price.
-        ProgramFailed: the program raised the same exception at the same place on each of the tasks.
+        ProgramFailed: the program raised the same exception at the same place on each of the tasks, or gave an answer on none of them.
         RubricError: a check decided nothing on any of the tasks.
         ModelError: the program's model answered on none of the tasks, or a judge gave no verdict on any, or the reflection model
             did not answer.
@@ -77,6 +65,7 @@ def preflight(session: Session, student: Student, tasks: Sequence[Task], *, spli
     """
     check_prices(session, max_cost_usd)
     first, errors, verdicts = list(tasks[:_TRIES]), list[Exception](), Verdicts(session.rubric)
+    answers: list[dspy.Prediction] = []
     session.know(first, split)
     runs: list[Rollout] = []
     with session.phase("preflight"), session.context(), refusals_end_at_once():
@@ -84,6 +73,7 @@ def preflight(session: Session, student: Student, tasks: Sequence[Task], *, spli
         for task in first:
             prediction = student(**dict(task.inputs))
             runs.append(prediction._rollout)
+            answers.append(prediction)
             error = getattr(prediction, "_error", None)
             if error is not None and not isinstance(error, AdapterParseError | ContextWindowExceededError):
                 errors.append(error)
@@ -95,6 +85,8 @@ def preflight(session: Session, student: Student, tasks: Sequence[Task], *, spli
                 break
         if errors and len(errors) == len(runs):
             _stop(errors, student)
+        if not errors:
+            require_answers(answers)
         verdicts.ask(first[0], runs[0])
         verdicts.require(tasks)
         spent = session.meter.usage
@@ -221,48 +213,15 @@ def _stop(errors: Sequence[Exception], student: Student) -> None:
     if all(isinstance(error, LMError) for error in errors):
         what = f"answered none of the first {len(errors)} tasks" if len(errors) > 1 else "did not answer"
         raise ModelError(f"the model {what}: {type(errors[-1]).__name__}: {errors[-1]}. {SKIP}", flag=SKIP_FLAG)
-    places = {_place(error, student) for error in errors}
+    places = {place_of(error, student.program) for error in errors}
     if len(places) == 1 and not isinstance(errors[0], LMError):
         place, error = places.pop(), errors[0]
         raise ProgramFailed(
             f"the program failed on each of the first {len(errors)} tasks with {type(error).__name__} at {place.file}:{place.line}: {error}\n"
-            f"{_traceback(error)}\nCorrect the program. Where such an exception follows from what a weak model answers, catch it and return an "
+            f"{own_traceback(error)}\nCorrect the program. Where such an exception follows from what a weak model answers, catch it and return an "
             f"empty answer, which scores 0. {SKIP}",
             flag=SKIP_FLAG,
         )
-
-
-def _place(error: BaseException, student: Student) -> _Place:
-    """The last line of the program's own files; of the program's `forward` where it was not reached (wrong arguments)."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if _is_own(frame.filename)]
-    if own:
-        return _Place(type(error), own[-1].filename, own[-1].lineno or 0)
-    inside = [frame for frame in frames if "assay" in Path(frame.filename).parts and "programs" in Path(frame.filename).parts]
-    if inside:
-        return _Place(type(error), inside[-1].filename, inside[-1].lineno or 0)
-    forward = getattr(type(student.program), "forward", type(student.program))
-    try:
-        return _Place(type(error), inspect.getsourcefile(forward) or "?", inspect.getsourcelines(forward)[1])
-    except (OSError, TypeError):
-        last = frames[-1] if frames else None
-        return _Place(type(error), last.filename if last else "?", (last.lineno or 0) if last else 0)
-
-
-_LIBRARIES = (str(Path(assay.__file__).parent), str(Path(dspy.__file__).parent), str(Path(inspect.__file__).parent))
-
-
-def _is_own(file: str) -> bool:
-    return not file.startswith((*_LIBRARIES, "<")) and "site-packages" not in file
-
-
-def _traceback(error: BaseException) -> str:
-    """From the program's first line on; all of it where none of its lines is in it."""
-    shown = traceback.TracebackException.from_exception(error)
-    own = [at for at, frame in enumerate(shown.stack) if _is_own(frame.filename)]
-    if own:
-        shown.stack = traceback.StackSummary.from_list(list(shown.stack)[own[0] :])
-    return "".join(shown.format()).rstrip()
 
 
 def _measured(runs: Sequence[Rollout], asked: int) -> Measured:

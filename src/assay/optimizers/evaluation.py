@@ -14,6 +14,7 @@ from assay.optimizers.executors import in_threads, pairs_in_threads
 from assay.optimizers.metrics import Budget, TaskRun, measure, run_of
 from assay.optimizers.session import Session, Student
 from assay.optimizers.statistics import mean_interval
+from assay.optimizers.working import FirstRuns
 from assay.rubrics import ScoreResult
 from assay.rubrics.coverage import coverage_report
 from assay.rubrics.scoring import mean_result
@@ -163,20 +164,25 @@ def evaluate(
         known: scored predictions, by task id and sample, that an earlier process made; they are not made again. See `finished_runs`.
     Raises:
         BudgetExceeded, Cancelled: what was finished before is in the store.
+        ProgramFailed: after a preflight, all of the first runs failed by the program itself.
     """
     session.know(list(tasks))
     evaluation, execute = Evaluation() if into is None else into, session.executor or in_threads
+    first = session.first_runs or FirstRuns(proven=True)
     with session.progress.bar(name, samples * len(tasks)) as advance:
         for sample in range(samples):
             runner = student if sample == 0 else student.another(sample)
             ahead = {task_id: prediction for (task_id, number), prediction in (known or {}).items() if number == sample}
+            deciding = first.watch(tasks)
             for task in tasks:
                 if task.id in ahead:
                     evaluation.take(task, ahead[task.id])
+                    first.done(deciding, task, ahead[task.id])
             try:
                 with runner.unchanged():
                     for task, prediction in execute(runner, [task for task in tasks if task.id not in ahead], session):
                         evaluation.take(task, prediction)  # at once: predictions hold whole prompts and answers
+                        first.done(deciding, task, prediction)
                         advance(1)
             except KeyboardInterrupt:
                 session.meter.cancel()
@@ -210,7 +216,9 @@ def _prediction_of(rollout: Rollout, has_tools: bool) -> Any:
     value = math.nan if rollout.score is None else rollout.score
     reason = next((verdict.reason for verdict in rollout.verdicts if verdict.grade is None), "")
     coverage = 1.0 if rollout.coverage is None else rollout.coverage
-    prediction._result = ScoreResult(value=value, verdicts=tuple(rollout.verdicts), coverage=coverage, feedback=reason, failed=failed)
+    prediction._result = ScoreResult(
+        value=value, verdicts=tuple(rollout.verdicts), coverage=coverage, feedback=reason, failed=failed, failure=rollout.failure
+    )
     prediction._rollout, prediction._has_tools = rollout, has_tools
     return prediction
 
@@ -241,4 +249,7 @@ def evaluate_pairs(pairs: Sequence[tuple[Student, Task]], session: Session, *, n
         except KeyboardInterrupt:
             session.meter.cancel()
             raise Cancelled("stopped by the user") from None
-    return [found[place] for place in range(len(pairs))]
+    predictions = [found[place] for place in range(len(pairs))]
+    if session.first_runs is not None:
+        session.first_runs.take(predictions)
+    return predictions

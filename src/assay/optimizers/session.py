@@ -16,6 +16,7 @@ from assay.datasets.tasks import content_hash
 from assay.errors import AssayError, ConfigError, FailureKind
 from assay.models import LanguageModel, Meter, sample_scope
 from assay.models.failures import failure_of_run, is_own, stop_in
+from assay.optimizers.working import FirstRuns
 from assay.programs import RANGES, AgentParameters, make_adapter, program_version
 from assay.programs.compose import is_agent
 from assay.programs.wrapping import as_prediction
@@ -67,6 +68,7 @@ class Session:
     prompt_lm: LanguageModel | None = None  # proposes prompts; the program's own model where None
     judge_lm: LanguageModel | None = None  # decides the rubric's judge criteria
     measured: Measured | None = None  # by the preflight
+    first_runs: FirstRuns | None = None  # after a preflight, until one of them gave an answer
     executor: Callable[..., Any] | None = None  # where evaluations run, see `assay.optimizers.executors`; threads where None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
