@@ -43,7 +43,7 @@ def test_the_page_of_a_compile_is_rounded() -> None:
     assert text.startswith("# qa.py:QA\n")
     assert "| score | 0.123 | 0.500 |" in text
     assert "| right | 33 % | 33 % |" in text
-    assert "| on b | – | – |" in text
+    assert "| tasks of type b | – | – |" in text
     assert "+0.333, 95 % [-0.100, +0.700], 12 tasks" in text
     assert "1,234 LM calls" in text
     assert "3333" not in text

@@ -13,7 +13,7 @@ import pytest
 
 import assay
 from assay.datasets import load_splits
-from assay.errors import ArtifactError, ConfigError, MissingExtra, ModelError, OptimizerError, SealedSplit
+from assay.errors import ArtifactError, ConfigError, MissingExtra, ModelError, OptimizerError, RubricError, SealedSplit
 from assay.models import Caps, Meter, ResponseCache
 from assay.optimizers import OPTIMIZERS, Session, Student, evaluate, paired_gain
 from assay.optimizers.demonstrations import Demonstration, Exploration, choose, explore, shape
@@ -415,7 +415,9 @@ def test_what_the_rubric_could_not_decide_and_why_runs_failed_is_reported(tmp_pa
 
     half = Rubric("half", [Criterion(name="right", check=boom), Criterion(name="any", check=checks.numeric)])
     options: dict[str, Any] = {"data": DATA, "lm": scripted_lm(student_of_examples), "sizes": {"val": 4}, "store": tmp_path / "a.db"}
-    report = assay.evaluate("math_qa", rubric=half, **options).to_dict()["result"]
+    with pytest.raises(RubricError, match=r"'right' could not be graded on any of the first 3 tasks .*the ruler broke"):
+        assay.evaluate("math_qa", rubric=half, **options)
+    report = assay.evaluate("math_qa", rubric=half, preflight=False, **options).to_dict()["result"]
     assert report["undecided"] == {"right": {"n": 4, "of": 4, "reason": "RuntimeError: the ruler broke"}}
     assert report["coverage"] == 0.0
     failed = assay.evaluate(Broken(), rubric="math_qa", preflight=False, **options).to_dict()["result"]

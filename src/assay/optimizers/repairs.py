@@ -53,7 +53,7 @@ def repaired_dspy(
     protect_dspy()
     with _lock:
         kept = Evaluate.__call__, ParallelExecutor.__init__, optuna.create_study, DspyAdapter.propose_new_texts, simba.wrap_program
-        Evaluate.__call__ = _watched(protected_call(_evaluating(seen)), watch)
+        Evaluate.__call__ = _watched(_seen(protected_call(_evaluate), seen), watch)
         DspyAdapter.propose_new_texts = _whole(kept[3], watch)
         ParallelExecutor.__init__ = _patient(kept[1])
         simba.wrap_program = _told(kept[4], ran)
@@ -120,13 +120,15 @@ def _seeded(create: Callable[..., Any], seed: int) -> Callable[..., Any]:
     return seeded
 
 
-def _evaluating(seen: Seen) -> Callable[..., EvaluationResult]:
-    def evaluating(self: Any, program: Any, *args: Any, **kwargs: Any) -> EvaluationResult:
-        result = _evaluate(self, program, *args, **kwargs)
+def _seen(call: Callable[..., EvaluationResult], seen: Seen) -> Callable[..., EvaluationResult]:
+    """Outside of the protection, which passes the program on in a function."""
+
+    def told(self: Any, program: Any, *args: Any, **kwargs: Any) -> EvaluationResult:
+        result = call(self, program, *args, **kwargs)
         seen(program, result)
         return result
 
-    return evaluating
+    return told
 
 
 def _evaluate(self: Any, program: Any, metric: Any = None, devset: Any = None, num_threads: Any = None, **_: Any) -> EvaluationResult:
