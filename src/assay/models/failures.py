@@ -92,7 +92,7 @@ def failure_of_run(error: BaseException | None, calls: Sequence[Made]) -> Failur
 def unanswered(calls: Sequence[Made]) -> FailureKind | None:
     """Kind of the model's failure that a run ended with: of a failed call after which no other was begun and answered. Calls may overlap."""
     began = max((call.started_at for call in calls if call.error is None), default=0.0)
-    failed = [call.failure or FailureKind.MODEL for call in calls if call.error is not None and call.started_at + call.latency_ms / 1000 > began]
+    failed = [call.failure or FailureKind.MODEL for call in calls if call.error is not None and call.started_at + call.latency_ms / 1000 >= began]
     return next((kind for kind in reversed(failed) if not is_own(kind)), None)
 
 
