@@ -1,6 +1,8 @@
 """DSPy's optimizers by the names of their classes: those that work, those that are refused and why, settings, budgets, instructions."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +15,7 @@ from assay.datasets import make_task
 from assay.datasets.overlap import overlap
 from assay.errors import ConfigError
 from assay.models import Caps, Meter
-from assay.optimizers.named import ALIASES
+from assay.optimizers.named import ALIASES, check_settings
 from assay.optimizers.proposals import Watch, broken, lint_instructions
 from assay.optimizers.session import Measured
 from assay.optimizers.teleprompters import Proposal
@@ -95,11 +97,32 @@ def test_every_optimizer_that_dspy_exports_is_named() -> None:
         ("auto", {"breadth": 3}, "it has none"),
         ("knn", {"k": 3}, "--demos"),
         ("mipro", {"metric": 1}, r"\['metric'\] are no settings"),
+        ("gepa", {"max_metric_calls": "abc"}, r"max_metric_calls='abc' must be int \| None for gepa"),
+        ("MIPROv2", {"minibatch": 3}, "minibatch=3 must be bool for mipro"),
+        ("mipro", {"auto": "lite"}, r"auto='lite' must be .*'light', 'medium', 'heavy'"),
+        ("labeled", {"k": "many"}, "k='many' must be int for labeled"),
+        ("dspy.teleprompt:COPRO", {"breadth": 2.5}, r"breadth=2.5 must be int"),
     ],
 )
 def test_settings_that_an_optimizer_does_not_take_are_refused(place: Path, optimizer: str, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         compiled(optimizer, optimizer_settings=settings)
+
+
+def test_a_setting_of_a_wrong_type_ends_the_command_with_2_before_the_first_call(place: Path) -> None:
+    command = [sys.executable, "-m", "assay", "compile", "mine.py:Mine", "--rubric", "r.yaml", "--data", "data.jsonl", "--optimizer", "gepa"]
+    ended = subprocess.run(
+        [*command, "--optimizer-set", "max_metric_calls=abc", "--model", "openai/m", "--api-base", "http://127.0.0.1:9/v1"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert ended.returncode == 2
+    assert "max_metric_calls='abc' must be int" in ended.stderr
+
+
+def test_values_that_fit_are_taken() -> None:
+    check_settings("gepa", {"max_metric_calls": 40, "auto": None, "num_threads": None, "instruction_proposer": print})
+    check_settings("mipro", {"metric_threshold": 1, "init_temperature": 1, "minibatch": True})
+    check_settings("bootstrap", {"metric_threshold": 0.5, "teacher_settings": {}})
 
 
 def test_settings_are_those_of_the_optimizer(place: Path) -> None:

@@ -1,10 +1,14 @@
 """DSPy's optimizers by the names of their classes: which of ours runs them, which are refused and why, and their settings."""
 
 import inspect
+import typing
 from collections.abc import Mapping
 from typing import Any
 
 from dspy import teleprompt
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+from pydantic_core import SchemaError
 
 from assay.errors import ConfigError
 
@@ -60,7 +64,7 @@ def parameters_of(found: type) -> set[str]:
 
 
 def check_settings(name: str, settings: Mapping[str, Any], found: type | None = None) -> None:
-    """Refuses settings that the optimizer does not take.
+    """Refuses settings that the optimizer does not take, and values that are not of the types that it declares.
 
     Raises:
         ConfigError: names them, and those that there are.
@@ -72,3 +76,33 @@ def check_settings(name: str, settings: Mapping[str, Any], found: type | None = 
     if unknown := sorted(set(settings) - known):
         there = f"it has {', '.join(sorted(known))}" if known else "it has none; --demos and the caps are its settings"
         raise ConfigError(f"optimizer_settings {unknown} are no settings of {name}: {there}")
+    for one in classes:
+        for setting, value in settings.items():
+            if (wanted := _mistyped(one, setting, value)) is not None:
+                raise ConfigError(f"optimizer_settings {setting}={value!r} must be {wanted} for {name}", flag=f"--optimizer-set {setting}=VALUE")
+
+
+def _mistyped(found: type, setting: str, value: Any) -> str | None:
+    """The type that an optimizer declares for a setting, or has as its default, where the value is of another; None where it fits, or there is
+    neither."""
+    for function in (found.__init__, found.compile):  # type: ignore[misc, attr-defined]
+        try:
+            wanted = typing.get_type_hints(function).get(setting) or _type_of_default(function, setting)
+            if wanted is None:
+                continue
+            TypeAdapter(wanted, config=ConfigDict(arbitrary_types_allowed=True)).validate_python(value, strict=True)
+        except ValidationError:
+            return inspect.formatannotation(wanted).replace("typing.", "")
+        except (
+            NameError,
+            TypeError,
+            PydanticUserError,
+            SchemaError,
+        ):  # a type that is known to its module alone, or that nothing can be compared with
+            continue
+    return None
+
+
+def _type_of_default(function: Any, setting: str) -> type | None:
+    parameter = inspect.signature(function).parameters.get(setting)
+    return type(parameter.default) if parameter is not None and isinstance(parameter.default, bool | int | float) else None
