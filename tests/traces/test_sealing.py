@@ -10,7 +10,7 @@ import pytest
 
 import assay
 from assay.datasets.splits import load_splits, split_of
-from assay.datasets.tasks import content_hash
+from assay.datasets.tasks import content_hash, make_task
 from assay.errors import ConfigError
 from assay.jobs import CommonConfig
 from assay.optimizers.comparison import Comparison
@@ -19,7 +19,7 @@ from assay.optimizers.statistics import paired_gain
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store, Transition
 from assay.traces.gates import Gates
-from assay.traces.sealing import SplitFinder, know_splits, open_test, resolve_salt, salt_of
+from assay.traces.sealing import SplitFinder, know_splits, know_tasks, open_test, resolve_salt, salt_of
 from assay.tuning.config import TuneConfig
 from assay.tuning.report import cheaper
 
@@ -278,3 +278,17 @@ def test_a_margin_out_of_range_is_refused_and_another_margin_is_another_job() ->
             TuneConfig(**told, margin=margin)
     assert TuneConfig(**told).margin == 0.02
     assert TuneConfig(**told).key != TuneConfig(**told, margin=0.05).key
+
+
+@pytest.mark.parametrize(
+    "prompt", ["question: {}", "Answer briefly.\nQ: {}\nA:", "  {}  ", "Please answer this.\n\n{}\n\nThank you.", "[[ ## question ## ]]\n{}"]
+)
+def test_a_sealed_question_is_known_in_whatever_prompt_it_stands(tmp_path: Path, prompt: str) -> None:
+    sealed, other = "Which town is number 7 of the atlas?", "Which town is number 8 of the atlas?"
+    with Store(tmp_path / "s.db") as store:
+        known = {name: [make_task({"inputs": {"question": text}})] for name, text in (("test", sealed), ("train", other))}
+        know_tasks(store, known)
+        splits = SplitFinder(store)
+        splits.of_hash = lambda content: splits._known.get(content[:16], "")  # type: ignore[method-assign]  # not by the prompt's own hash
+        assert splits.of_inputs({"input": prompt.format(sealed)}) == "test"
+        assert splits.of_inputs({"input": prompt.format(other)}) in ("", "train")

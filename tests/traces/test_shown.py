@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import dspy
 import pytest
 
 import assay
@@ -13,8 +14,9 @@ from assay.exporting import forget_subject
 from assay.models.adapters import find_adapter, keep_adapter
 from assay.models.cache import ResponseCache
 from assay.optimizers.weights.sft import SFTConfig, train_sft
+from assay.programs import make_adapter
 from assay.testing import scripted_lm
-from assay.traces import Rollout, Store, Transition, privacy_gazetteers
+from assay.traces import Recorder, Rollout, Store, Transition, privacy_gazetteers
 from assay.traces import shown as shown_module
 from assay.traces.gates import GateReport, Gates, UngatedExport
 from assay.traces.sealing import know_splits
@@ -73,13 +75,13 @@ def shown(where: str, **options: Any) -> tuple[list[dict[str, Any]], set[int]]:
 # -- matching
 
 
-def test_tasks_are_found_by_the_text_of_all_their_inputs() -> None:
+def test_tasks_are_found_by_the_text_of_their_inputs() -> None:
     texts = TaskTexts()
     texts.add("long", {"question": "How many apples has Jane Miller?"})
     texts.add("two", {"a": "first part of it", "b": ["x", "y"]})
     texts.add("short", {"q": "2+2"})
     assert texts.within("Q: How many  apples\thas Jane Miller? A: 3") == {"long"}
-    assert texts.within("first part of it") == frozenset()
+    assert texts.within("first part of it") == {"two"}, "a program need not show every column"
     assert texts.within('first part of it\n["x", "y"]') == {"two"}
     assert texts.within("what is 12+22?") == frozenset()  # not a part of another number
     assert texts.within("[[ ## q ## ]]\n2+2\n") == {"short"}
@@ -95,6 +97,72 @@ def test_tasks_of_one_form_are_told_apart_without_reading_all(monkeypatch: pytes
         texts.add(str(at), {"question": f"How much is {at} + 1?"})
     assert texts.within("[[ ## question ## ]]\nHow much is 777 + 1?\n\nRespond with the answer.") == {"777"}
     assert len(compared) < 10
+
+
+@pytest.mark.parametrize(
+    "extra", [True, None, "", 7, 2.5, "customer-3-id", "x", ["alpha omega", "beta gamma"], {"name": "Jörg", "n": [1, True]}, ["lone text"]]
+)
+@pytest.mark.parametrize("kind", ["declared", "text", "not shown"])
+@pytest.mark.parametrize("adapter", ["chat", "json", "lean"])
+def test_demonstrations_are_found_however_their_inputs_are_rendered(extra: Any, kind: str, adapter: str) -> None:
+    fields: dict[str, Any] = {
+        "question": (str, dspy.InputField()),
+        "extra": (str if kind == "text" else type(extra) if extra is not None else Any, dspy.InputField()),
+    }
+    if kind == "not shown":
+        del fields["extra"]
+    demo, own = {"question": "Whose file is number 731?", "extra": extra}, {"question": "My own question entirely?", "extra": extra}
+    recorder = Recorder()
+    for inputs in (demo, own):
+        recorder.texts.add(content_hash(inputs), inputs)
+    program = dspy.Predict(dspy.Signature({**fields, "answer": (str, dspy.OutputField())}))
+    program.demos = [dspy.Example(**{name: value for name, value in demo.items() if name in fields}, answer="x")]
+    said = {"chat": "[[ ## answer ## ]]\nx", "json": '{"answer": "x"}', "lean": "answer: x"}[adapter]
+    rollout = Rollout(inputs=own)
+    with (
+        dspy.context(lm=scripted_lm(lambda _: said, observers=[recorder.observe]), adapter=make_adapter(adapter)),
+        recorder.active(),
+        recorder.rollout(rollout),
+    ):
+        program(**{name: value for name, value in own.items() if name in fields})
+    assert rollout.transitions[0].shown_tasks == (content_hash(demo),)
+
+
+def test_what_tasks_have_in_common_shows_those_that_it_may_be_of() -> None:
+    texts = TaskTexts()
+    for at in range(20):
+        texts.add(f"t{at}", {"question": f"Where does customer {at} of it live?", "rules": "Answer in one short word, please."})
+    assert texts.within("Answer in one short word, please.\nWhere does customer 3 of it live?") == {"t3"}
+    assert texts.within("Answer in one short word, please.") == frozenset(), "a text of all tasks tells nobody's"
+    twins = TaskTexts()
+    twins.add("north", {"question": "Where does customer 3 of it live?", "document": "The long document of the north."})
+    twins.add("south", {"question": "Where does customer 3 of it live?", "document": "The long document of the south."})
+    asked = "question: Where does customer 3 of it live?"
+    assert twins.within(asked) == {"north", "south"}, "it may be either's"
+    assert twins.within(f"{asked}\ndocument: The long document of the south.") == {"south"}
+    assert twins.shown([asked], own="north") == (), "the question is its own"
+    assert twins.shown([asked], own="other", inputs={"question": "Where does customer 3 of it live?"}) == ()
+
+
+@pytest.mark.parametrize("kind", ["bool", "none", "unused"])
+def test_exports_of_a_tenant_show_no_task_of_another_whatever_columns_it_has(job: dict[str, Any], kind: str) -> None:
+    rows = [json.loads(line) for line in Path("d.jsonl").read_text().splitlines()]
+    for at, row in enumerate(rows):
+        row["inputs"]["extra"] = {"bool": at % 2 == 0, "none": None, "unused": f"customer-{at}-id"}[kind]
+        row["metadata"]["consent"] = "yes"
+    Path("d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    signature = "question -> answer" if kind == "unused" else f"question, extra{': bool' if kind == 'bool' else ''} -> answer"
+    passed = "question=question" if kind == "unused" else "question=question, extra=extra"
+    Path("e.py").write_text(
+        f"import dspy\n\nclass E(dspy.Module):\n    def __init__(self):\n        super().__init__()\n        self.ask = dspy.Predict('{signature}')\n\n"
+        f"    def forward(self, question, extra=None):\n        return self.ask({passed})\n"
+    )
+    made = assay.compile("e.py:E", optimizer="labeled", out="a", preflight=False, **job)
+    assay.collect(str(made.artifact), n=1, preflight=False, **job)
+    assert json.loads((made.artifact / "manifest.json").read_text())["shown"]["tasks"]
+    exported, seen = shown(job["store"], selection=Selection(tenants=("north",)))
+    assert exported
+    assert all(at % 2 == 0 for at in seen)
 
 
 def test_a_demonstration_of_a_later_step_is_found_by_the_prompt_that_was_made_for_its_task() -> None:

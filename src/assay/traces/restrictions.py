@@ -78,4 +78,4 @@ class Restrictions:
             return True
         if not len(self.texts):
             return False
-        return bool(self.texts.shown(message_texts(turn.messages), own=content_hash(own)))
+        return bool(self.texts.shown(message_texts(turn.messages), own=content_hash(own), inputs=own))

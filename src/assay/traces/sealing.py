@@ -39,6 +39,8 @@ __all__ = [
 DEFAULT_SALT = "assay"
 SEALED = ("gate", "test")
 HASH = 16  # hex digits of a task's content hash that artifacts and the store keep
+_LINE = re.compile(r"(?m)^([A-Za-z_]\w*): ")
+_QUOTED = 12  # characters that a line of a prompt must have to be looked up as a sealed task's text
 _SECTION = re.compile(r"\[\[ ## (\w+) ## \]\]")
 
 
@@ -193,15 +195,28 @@ class SplitFinder:
     def _of(self, inputs: Mapping[str, Any]) -> str:
         forms = [dict(inputs), *_sections(inputs)] if inputs else []
         found = [self.of_hash(content_hash(form)) for form in forms]
-        if any(task_key(form) in self.sealed_texts for form in forms):
+        if any(task_key(form) in self.sealed_texts for form in forms) or self._quoted(inputs):
             found.append("test")
         return next((name for name in reversed(SPLITS) if name in found), "")
 
+    def _quoted(self, inputs: Mapping[str, Any]) -> bool:
+        """Whether a line or paragraph of a prompt is a sealed task's text, alone or after a label such as `Q:`."""
+        if not self.sealed_texts:
+            return False
+        for value in inputs.values():
+            lines = {piece for text in ([value] if isinstance(value, str) else []) for cut in ("\n", "\n\n") for piece in text.split(cut)}
+            texts = lines | {line.partition(":")[2] for line in lines}
+            if any(len(text.strip()) >= _QUOTED and task_key({"text": text}) in self.sealed_texts for text in texts):
+                return True
+        return False
+
 
 def _sections(inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The fields of a prompt that DSPy's chat format wrote, where the inputs are that prompt alone (as the gateway records them)."""
+    """The fields of a prompt in DSPy's chat format, or of `name: text` lines, where the inputs are that prompt alone (a gateway's)."""
     found = []
     for value in inputs.values():
+        if isinstance(value, str) and (parts := _LINE.split(value)[1:]):
+            found.append({name: text.strip() for name, text in zip(parts[::2], parts[1::2], strict=True)})
         if isinstance(value, str) and "[[ ## " in value:
             parts = _SECTION.split(value.partition("\n\nRespond with")[0])
             fields = {name: text.strip() for name, text in zip(parts[1::2], parts[2::2], strict=True)}

@@ -7,27 +7,68 @@ earlier call that was made for a task, which is what the demonstration of a late
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 __all__ = ["Carried", "OwnTask", "TaskTexts", "message_texts"]
 
 _WORD = re.compile(r"\w+")
+_SHARED = 8  # tasks that may have an input in common and are still told by it
 _SHORT = 12  # characters under which a text must stand by itself in its line
 _CACHED = 20_000  # messages
 _REQUEST = "\n\nRespond with"  # where DSPy's formats end the fields of the task at hand, and a demonstration does not have
 
 
+@dataclass(eq=False)
+class _Part:
+    """One input's text: in any of its renderings, all texts of which must stand in a prompt."""
+
+    renderings: tuple[tuple[str, ...], ...]
+    holders: list[str] = field(default_factory=list)  # tasks that have it, as far as they are told by it
+    anchored: list[str] = field(default_factory=list)  # tasks that have no rarer part
+
+    @property
+    def tells(self) -> bool:
+        """Whether it tells its tasks from others, without their other inputs."""
+        return len(self.holders) <= _SHARED and all(sum(map(len, texts)) >= _SHORT for texts in self.renderings)
+
+    def stands_in(self, text: str) -> bool:
+        return any(all(_stands_in(one, text) for one in texts) for texts in self.renderings)
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What a text shows. `whole`: tasks of which all inputs stand in it; `prompt`: by which a prompt like it is known, where it has fields."""
+
+    whole: frozenset[str]
+    telling: tuple[_Part, ...]
+    prompt: int | None
+
+    def tasks(self, own: Collection[Any]) -> frozenset[str]:
+        """All that are shown; inputs of the text's own task (`own`, by their renderings) tell of no other."""
+        telling = [part.holders for part in self.telling if part.renderings not in own]
+        if not telling:
+            return self.whole
+        found = self.whole.union(holders[0] for holders in telling if len(holders) == 1)
+        return found.union(*(holders for holders in telling if found.isdisjoint(holders)))
+
+
 class TaskTexts:
-    """Tasks by the text of their inputs, found by the rarest of its words: the time to search a text does not grow with the number of tasks."""
+    """Tasks by the text of their inputs, found by the rarest of its words: the time to search a text does not grow with the number of tasks.
+
+    A program need not show all columns of its data. So a task is found by all of its inputs, and by any one that is long enough and that few
+    other tasks have. Where tasks share that one and nothing else tells which of them is meant, all of them count as shown.
+    """
 
     def __init__(self) -> None:
-        self._by_word: dict[str, list[tuple[str, tuple[str, ...]]]] = defaultdict(list)
-        self._in_tasks: Counter[str] = Counter()  # tasks that a word is in
-        self._known: set[str] = set()
+        self._parts: dict[tuple[tuple[str, ...], ...], _Part] = {}
+        self._by_word: dict[str, list[_Part]] = defaultdict(list)
+        self._in_parts: Counter[str] = Counter()  # parts that a word is in
+        self._known: dict[str, list[_Part]] = {}
         self._asked: dict[int, str] = {}
-        self._read: dict[int, tuple[frozenset[str], int | None]] = {}
+        self._read: dict[int, _Reading] = {}
 
     def __len__(self) -> int:
         return len(self._known)
@@ -36,50 +77,65 @@ class TaskTexts:
         """Makes a task known by its content hash."""
         if content in self._known:
             return
-        parts = tuple(dict.fromkeys(text for value in inputs.values() if (text := _plain(_text(value)))))
-        words = dict.fromkeys(word for part in parts for word in _WORD.findall(part))
-        if not words:
+        parts = [self._part(found) for found in dict.fromkeys(_renderings(value) for value in inputs.values()) if found]
+        if not parts:
             return
-        self._known.add(content)
-        self._in_tasks.update(words.keys())
-        rarest = min(words, key=lambda word: (self._in_tasks[word], -len(word)))  # tasks of one form differ in a word or two
-        self._by_word[rarest].append((content, parts))
+        self._known[content] = parts
+        for part in parts:
+            if len(part.holders) <= _SHARED:
+                part.holders.append(content)
+        min(parts, key=lambda part: (len(part.holders), -len(part.renderings[0][0]))).anchored.append(content)
         self._read.clear()
+
+    def _part(self, renderings: tuple[tuple[str, ...], ...]) -> _Part:
+        part = self._parts.get(renderings)
+        if part is None:
+            part = self._parts[renderings] = _Part(renderings)
+            words = [dict.fromkeys(word for text in texts for word in _WORD.findall(text)) for texts in renderings]
+            self._in_parts.update({word for found in words for word in found})
+            for rarest in {min(found, key=lambda word: (self._in_parts[word], -len(word))) for found in words}:
+                self._by_word[rarest].append(part)
+        return part
 
     def asked(self, content: str, messages: Sequence[str]) -> None:
         """Remembers the prompt of a call that was made for a task."""
-        if messages and (key := self._reading(messages[-1])[1]) is not None:
+        if messages and (key := self._reading(messages[-1]).prompt) is not None:
             self._asked[key] = content
 
-    def shown(self, messages: Sequence[str], *, own: str = "") -> tuple[str, ...]:
-        """Content hashes of the tasks that the messages show, without the one they are about; sorted."""
+    def shown(self, messages: Sequence[str], *, own: str = "", inputs: Mapping[str, Any] | None = None) -> tuple[str, ...]:
+        """Content hashes of the tasks that the messages show, without the one they are about; sorted.
+
+        Args:
+            own: the content hash of that one, and `inputs` its inputs, where it may be unknown here. What others have in common with it is its own.
+        """
+        theirs = {part.renderings for part in self._known.get(own, ())}.union(_renderings(value) for value in (inputs or {}).values())
         found: set[str] = set()
         last = len(messages) - 1
         for place, text in enumerate(messages):
-            within, key = self._reading(text)
-            found |= within
-            if place < last and key in self._asked:
-                found.add(self._asked[key])
+            reading = self._reading(text)
+            found |= reading.tasks(theirs)
+            if place < last and reading.prompt in self._asked:
+                found.add(self._asked[reading.prompt])
         found.discard(own)
         return tuple(sorted(found))
 
     def within(self, text: str) -> frozenset[str]:
-        """Content hashes of the tasks whose inputs stand in a text, all of them."""
-        return self._reading(text)[0]
+        """Content hashes of the tasks that a text shows."""
+        return self._reading(text).tasks(frozenset())
 
-    def _reading(self, text: str) -> tuple[frozenset[str], int | None]:
-        """What `within` gives, and by which a prompt like this text is known; None where it has no fields."""
+    def _reading(self, text: str) -> "_Reading":
         key = hash(text)
         known = self._read.get(key)
         if known is None:
             fields, request, rest = text.partition(_REQUEST)
             fields, (rest, words) = _plain(fields), _plain_words(request + rest)
             plain = f"{fields}\n{rest}" if fields and rest else fields or rest
-            candidates = [one for word in words.union(_WORD.findall(fields)) if word in self._by_word for one in self._by_word[word]]
-            within = frozenset(content for content, parts in candidates if all(_stands_in(part, plain) for part in parts))
+            candidates = {part for word in words.union(_WORD.findall(fields)) if word in self._by_word for part in self._by_word[word]}
+            standing = {part for part in candidates if part.stands_in(plain)}
+            whole = frozenset(content for part in standing for content in part.anchored if standing.issuperset(self._known[content]))
             if len(self._read) >= _CACHED:
                 self._read.clear()
-            known = self._read[key] = (within, hash(fields) if fields else None)
+            known = self._read[key] = _Reading(whole, tuple(part for part in standing if part.tells), hash(fields) if fields else None)
         return known
 
 
@@ -121,7 +177,7 @@ class OwnTask:
     """
 
     def __init__(self, inputs: Mapping[str, Any]) -> None:
-        self._parts = [text for value in inputs.values() if (text := _plain(_text(value)))]
+        self._parts = [text for value in inputs.values() if value is not None and not isinstance(value, bool) and (text := _plain(_text(value)))]
         self._word = max((word for part in self._parts for word in _WORD.findall(part)), key=len, default="")
         self._answers: set[str] = set()  # what the rollout was answered so far
 
@@ -164,6 +220,25 @@ def message_texts(messages: Iterable[Mapping[str, Any]]) -> list[str]:
         elif isinstance(content, list):
             found.append("\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping)))
     return found
+
+
+def _renderings(value: Any) -> tuple[tuple[str, ...], ...]:
+    """How an input may stand in a prompt: as JSON, as Python says it, or, of a list, text by text. Of None, a bool and what has no word: none."""
+    if value is None or isinstance(value, bool):
+        return ()
+    forms: list[list[str]] = [[value]] if isinstance(value, str) else [[_text(value)], [str(value)]]
+    if isinstance(value, list | tuple):
+        forms.append(list(_leaves(value)))
+    plain = [tuple(text for one in texts if _WORD.search(text := _plain(one))) for texts in forms]
+    return tuple(dict.fromkeys(texts for texts in plain if texts))
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    for inner in value:
+        if isinstance(inner, list | tuple):
+            yield from _leaves(inner)
+        elif inner is not None and not isinstance(inner, bool):
+            yield _text(inner)
 
 
 def _text(value: Any) -> str:
