@@ -1,20 +1,20 @@
 """The caps of an improvement are of all its steps together; `resume` on a job that was never begun begins it."""
 
+import functools
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 import assay
-from assay.errors import BudgetExceeded
-from assay.models import Meter
-from assay.models.meter import Usage
-from assay.optimizers import Evaluation
-from assay.optimizers.comparison import Comparison
-from assay.optimizers.statistics import Gain
+from assay.errors import BudgetExceeded, Diverged
+from assay.jobs import RunConfig, open_job
+from assay.optimizers import Progress, evaluate
 from assay.testing import scripted_lm
+from assay.testing.serving import served
 
 PROGRAM = """import dspy
 
@@ -29,6 +29,23 @@ class Mine(dspy.Module):
 """
 
 
+class Server:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def answer(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.calls += 1
+        choice = {"index": 0, "message": {"role": "assistant", "content": json.dumps({"answer": "4"})}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
+        return web.json_response({"id": "x", "object": "chat.completion", "created": 1, "model": body["model"], "choices": [choice], "usage": usage})
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     (tmp_path / "mine.py").write_text(PROGRAM)
@@ -38,34 +55,51 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def spending(calls: int) -> Meter:
-    return Meter(spent={"search": Usage(calls=calls)})
+@pytest.fixture
+def job(place: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """An improvement whose `prompts` ask the model 10 times, and whose `grpo` asks it 8 times without the response cache, as trainings do."""
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
 
-
-@pytest.mark.parametrize("resume", [False, True])
-def test_caps_are_of_all_steps_together_also_after_a_stop(place: Path, monkeypatch: pytest.MonkeyPatch, resume: bool) -> None:
-    given: list[tuple[str, int]] = []
-
-    def compile_program(*_: Any, **options: Any) -> Any:
-        given.append(("compile", options["max_calls"]))
-        return SimpleNamespace(outcome=SimpleNamespace(winner="one"), artifact=place / "one", meter=spending(30))
-
-    def compare_on(*_: Any, **options: Any) -> Any:
-        with options["part"]("gate"):
-            given.append(("gate", options["options"]()["max_calls"]))
-            options["count"](spending(8), spending(12))
-        return Comparison(Evaluation(), Evaluation(), Gain(0.0, -1.0, 1.0, 0), 0), None
+    def compile_program(program: str, *, split: str = "train", cached: bool = True, **options: Any) -> Any:
+        known = {"max_calls", "model", "api_base", "adapter", "sizes"}
+        given = {name: value for name, value in options.items() if name in known}
+        config = RunConfig(program=program, rubric="r.yaml", data="data.jsonl", **given)
+        with open_job(config, program=program, rubric="r.yaml", progress=Progress()) as opened:
+            if not cached:
+                opened.session.lm.recording.cache = None
+            tasks = getattr(opened.splits, split)[: 10 if split == "train" else 8]
+            opened.session.know(tasks, split)
+            evaluate(opened.student, tasks, opened.session, name="all")
+        raise Diverged("far enough")
 
     monkeypatch.setattr("assay.improving.compile_program", compile_program)
-    monkeypatch.setattr("assay.improving.compare_on", compare_on)
-    job: dict[str, Any] = {"rubric": "r.yaml", "data": "data.jsonl", "name": "up", "order": ["prompts"] * 3, "preflight": False}
-    with pytest.raises(BudgetExceeded, match="100 calls of the whole improvement"):
-        assay.improve("mine.py:Mine", **job, max_calls=100, resume=resume)  # begins it where there is nothing to resume
-    assert given == [("compile", 100), ("gate", 70), ("compile", 50), ("gate", 20)]
-    given.clear()
-    with pytest.raises(BudgetExceeded):
-        assay.improve("mine.py:Mine", **job, max_calls=130, resume=True)
-    assert given == [("compile", 30)]
+    monkeypatch.setattr("assay.improving.train", functools.partial(compile_program, split="val", cached=False))
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", server.answer)
+    with served(app) as url:
+        yield {
+            "rubric": "r.yaml", "data": "data.jsonl", "name": "up", "model": "openai/m", "api_base": f"{url}/v1", "adapter": "json",
+            "preflight": False,
+        }  # fmt: skip
+
+
+def test_caps_are_of_all_steps_together_also_after_a_stop(job: dict[str, Any], server: Server) -> None:
+    order = ["prompts", "grpo", "grpo"]
+    with pytest.raises(BudgetExceeded, match="cap of 5 calls"):  # 23 - 10 - 8 are left to the third
+        assay.improve("mine.py:Mine", order=order, max_calls=23, resume=True, **job)  # begins it where there is nothing to resume
+    assert server.calls == 23
+    with pytest.raises(BudgetExceeded, match="cap of 7 calls"):  # of which 5 are spent
+        assay.improve("mine.py:Mine", order=order, max_calls=25, resume=True, **job)
+    assert server.calls == 25
+    report = assay.improve("mine.py:Mine", order=order, max_calls=40, resume=True, **job)
+    assert [step["note"] for step in report.steps] == ["far enough"] * 3
+    assert 25 + 1 <= server.calls <= 40
+
+
+def test_a_step_that_finds_nothing_left_does_not_begin(job: dict[str, Any], server: Server) -> None:
+    with pytest.raises(BudgetExceeded, match="18 calls of the whole improvement"):
+        assay.improve("mine.py:Mine", order=["prompts", "grpo", "grpo"], max_calls=18, **job)
+    assert server.calls == 18
 
 
 def test_resume_begins_what_was_never_begun(place: Path) -> None:

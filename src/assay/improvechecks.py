@@ -3,6 +3,7 @@
 Does not run steps: `assay.improving` does.
 """
 
+import glob
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
@@ -12,6 +13,8 @@ from typing import Any
 from assay.datasets import SPLITS
 from assay.errors import BudgetExceeded
 from assay.jobs import Job, RunConfig, load_rubric, open_job
+from assay.models.ledger import Ledger
+from assay.models.meter import Usage, spent_before
 from assay.optimizers import Progress
 from assay.optimizers.comparison import Comparison, compare
 from assay.optimizers.reserve import announce_splits, decision_tasks
@@ -19,7 +22,7 @@ from assay.optimizers.sequential import SequentialTest
 from assay.preflight import checked, preflight
 from assay.training import Retained
 
-__all__ = ["Trial", "check_start", "compare_on"]
+__all__ = ["Trial", "check_start", "compare_on", "spent_in"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +41,6 @@ def check_start(
     trial: Trial,
     *,
     part: Callable[[str], AbstractContextManager[None]],
-    count: Callable[..., None],
     options: Callable[[], Mapping[str, Any]],
     store: str | Path | None,
     progress: Progress,
@@ -46,7 +48,7 @@ def check_start(
     """Says how large the splits are, has the program run one task and each judge answer, also those of what is watched and retained.
 
     Args:
-        part: opens a part of the improvement by its name; `count` notes what it spent, `options` are its settings with the caps that are left.
+        part: opens a part of the improvement by its name; `options` are its settings with the caps that are left.
     Returns:
         What is wrong with the splits.
     Raises:
@@ -56,20 +58,14 @@ def check_start(
         config = RunConfig.of(trial.program, trial.rubric, trial.data, None, **{**options(), "kind": "improve"})
         with open_job(config, program=trial.program, rubric=load_rubric(trial.rubric), progress=progress, store=store, need=SPLITS) as job:
             warnings = announce_splits(job.splits, progress)
-            try:
-                checked(job, getattr(job.splits, trial.split), split=trial.split)
-                _check_watch(job, trial)
-            finally:
-                count(job.session.meter)
+            checked(job, getattr(job.splits, trial.split), split=trial.split)
+            _check_watch(job, trial)
     for at, kept in enumerate(trial.retained if config.preflight else ()):
         with part(f"preflight-{at + 1}"):
             given = {name: value for name, value in options().items() if name not in ("parameters", "sizes", "rename")}
             config = RunConfig.of(kept.program, kept.rubric, kept.data, None, **{**given, "kind": "improve"})
             with open_job(config, program=kept.program, rubric=kept.rubric, progress=progress, store=store, need=("val", "test")) as job:
-                try:
-                    checked(job, job.splits.val, split="val")
-                finally:
-                    count(job.session.meter)
+                checked(job, job.splits.val, split="val")
     return warnings
 
 
@@ -83,6 +79,25 @@ def _check_watch(job: Job, trial: Trial) -> None:
         preflight(replace(job.session, rubric=watch), job.student, tasks, split=trial.split, max_cost_usd=job.config.max_cost_usd)
 
 
+def spent_in(runs: Path, job: str, *, but: str) -> Usage:
+    """What the runs of a job of several parts have spent, by their ledgers, which outlive a kill.
+
+    Args:
+        runs: the folder of runs, whose names begin with the job's.
+        but: a part that is left out: a run that is resumed counts by itself what it had spent.
+    """
+    total = Usage()
+    for path in sorted(runs.glob(f"{glob.escape(job)}.*/calls.db")):
+        if path.parent.name.startswith(f"{job}.{but}-"):
+            continue
+        ledger = Ledger(path)
+        for usage in spent_before(ledger).values():
+            for name, value in vars(usage).items():
+                setattr(total, name, getattr(total, name) + value)
+        ledger.close()
+    return total
+
+
 def compare_on(
     split: str,
     before: tuple[str, str],
@@ -91,7 +106,6 @@ def compare_on(
     rubric: str | Path,
     data: str,
     part: Callable[[str], AbstractContextManager[None]],
-    count: Callable[..., None],
     options: Callable[[], Mapping[str, Any]],
     store: str | Path | None,
     progress: Progress,
@@ -102,7 +116,7 @@ def compare_on(
     Args:
         split: `gate` or `test`. Test is opened once, for both.
         before, after: program and model.
-        part, count, options: as in `check_start`; the caps are of both together.
+        part, options: as in `check_start`; the caps are of both together.
         opens_as: the job that the opening of test is counted for.
     Returns:
         The comparison, and how often test was opened; None of gate.
@@ -131,6 +145,4 @@ def compare_on(
                 raise found.cap
         except BudgetExceeded as cap:
             raise BudgetExceeded(f"{cap}; a part of the {split} split decides nothing. Raise the cap, and add --resume", what=cap.what) from None
-        finally:
-            count(first.meter, second.meter)
     return found, jobs[0].openings.to_dict() if jobs[0].openings is not None else None

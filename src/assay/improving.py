@@ -2,7 +2,6 @@
 each step is kept only where the gate favours it, and the sealed test is reported at the end."""
 
 import json
-import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,9 +15,8 @@ from assay.deployment.artifact import check_place, is_artifact
 from assay.errors import AssayError, BudgetExceeded, ConfigError, DataError, Diverged
 from assay.exporting import collect, export
 from assay.given import takes
-from assay.improvechecks import Trial, check_start, compare_on
+from assay.improvechecks import Trial, check_start, compare_on, spent_in
 from assay.jobs import RunConfig, home_of, keep_artifact, load_rubric, open_job, pinned
-from assay.models import Meter
 from assay.models.adapters import adapter_home, find_adapter, served_as
 from assay.optimizers import Progress
 from assay.optimizers.comparison import Comparison, ended_early
@@ -138,7 +136,6 @@ class _Improvement:
     retain: list[str]
     watch: str | Path | None
     report: ImproveReport = field(init=False)
-    spent: dict[str, dict[str, float]] = field(default_factory=dict)  # of the caps, by part: one that is replayed is not counted twice
     checked: bool = False  # whether the preflight is done
     part: str = ""  # the one at work
     opens_as: str = ""  # the job that the opening of the test split is counted for: start and end are one
@@ -167,7 +164,7 @@ class _Improvement:
                 raise ConfigError(f"the improvement {self.name!r} was begun with other settings: resume with the same, or take another name")
             self.job, self.report = job, ImproveReport(None, state["program"], state["model"], state["steps"], notes=state.get("notes", []))
             self.opens_as = state.get("opens_as", self.opens_as)
-            self.spent, self.checked = state.get("spent", {}), state.get("checked", False)
+            self.checked = state.get("checked", False)
             return None
         if told.is_file():
             raise ConfigError(f"there is an unfinished improvement {self.name!r} in {self.folder}: add --resume, or take another name")
@@ -186,10 +183,15 @@ class _Improvement:
         """A run inside is a part of this improvement: what a kill cut off is continued, and what had ended is replayed, not done twice."""
         before, self.part = self.part, f"{len(self.report.steps)}.{name}"
         try:
-            with pinned(f"improve-{self.opens_as.rpartition('-')[2]}.{self.part}"):
+            with pinned(f"{self._runs}.{self.part}"):
                 yield
         finally:
             self.part = before
+
+    @property
+    def _runs(self) -> str:
+        """What the ids of its runs begin with."""
+        return f"improve-{self.opens_as.rpartition('-')[2]}"
 
     def keep_report(self) -> None:
         """Writes the report, which `resume` gives again where the process was killed before it could be shown."""
@@ -238,7 +240,6 @@ class _Improvement:
             "steps": self.report.steps,
             "notes": self.report.notes,
             "opens_as": self.opens_as,
-            "spent": self.spent,
             "checked": self.checked,
         }
         self._written(self.folder / "state.json", state)
@@ -250,21 +251,16 @@ class _Improvement:
             BudgetExceeded: nothing is left.
         """
         left = dict(options)
-        for name in CAPS:
+        if all(left.get(name) is None for name in CAPS):
+            return left
+        spent = spent_in(home_of(self.store) / "runs", self._runs, but=self.part)
+        for name, used in zip(CAPS, (spent.calls, spent.tokens, spent.cost_usd), strict=True):
             if left.get(name) is not None:
-                rest = left[name] - math.fsum(spent[name] for part, spent in self.spent.items() if part != self.part)
+                rest = left[name] - used
                 if rest <= 0:
                     raise BudgetExceeded(f"the cap of {left[name]:g} {_WHAT[name]} of the whole improvement is reached", what=_WHAT[name])
                 left[name] = rest if name == "max_cost_usd" else int(rest)
         return left
-
-    def _count(self, *meters: Meter) -> None:
-        used = [meter.usage for meter in meters]
-        self.spent[self.part] = {
-            "max_calls": sum(one.calls for one in used), "max_tokens": sum(one.tokens for one in used),
-            "max_cost_usd": math.fsum(one.cost_usd for one in used),
-        }  # fmt: skip
-        self._keep()
 
     def check_start(self, step: str) -> None:
         """The preflight, once, before the first step. Where it fails nothing has begun, so nothing is left that would have to be resumed.
@@ -279,9 +275,7 @@ class _Improvement:
             program=self.program, rubric=self.rubric, data=self.data, split="val" if step == "prompts" else "train", watch=self.watch, retained=kept
         )
         try:
-            self.report.notes = check_start(
-                trial, part=self._part, count=self._count, options=self._start_options, store=self.store, progress=self.shown
-            )
+            self.report.notes = check_start(trial, part=self._part, options=self._start_options, store=self.store, progress=self.shown)
         except AssayError:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
@@ -317,7 +311,6 @@ class _Improvement:
             self.report.program, rubric=self.rubric, data=self.data, out=out, store=self.store, progress=self.shown,
             test=False, **{**self._capped(self.options), "model": self.report.model},
         )  # fmt: skip
-        self._count(made.meter)
         if made.outcome.winner == "baseline":
             raise DataError("nothing beat the program as it is")
         return str(made.artifact), self.report.model
@@ -341,11 +334,10 @@ class _Improvement:
             return self.report.program, trained.name
         rows = self.folder / f"sft-{at + 1}"
         if not begun:
-            collected = collect(
+            collect(
                 self.report.program, rubric=self.rubric, data=self.data, n=self.rollouts, store=self.store, progress=self.shown,
                 **{**self._capped(self.options), "model": self.report.model},
             )  # fmt: skip
-            self._count(collected.meter)
             shutil.rmtree(rows, ignore_errors=True)
             chosen = Selection(programs=(self._name(),))
             export("sft", rows, store=self.store, selection=chosen, gates=_NO_GATES, progress=self.shown)
@@ -363,7 +355,7 @@ class _Improvement:
 
     def _compared(self, split: str, before: tuple[str, str], after: tuple[str, str]) -> Comparison:
         found, openings = compare_on(
-            split, before, after, rubric=self.rubric, data=self.data, part=self._part, count=self._count, store=self.store, progress=self.shown,
+            split, before, after, rubric=self.rubric, data=self.data, part=self._part, store=self.store, progress=self.shown,
             options=lambda: self._capped(self.options), opens_as=self.opens_as,
         )  # fmt: skip
         self.report.test_openings = openings

@@ -125,6 +125,8 @@ def train(
 
         main, job = bench(program, measure, data, parameters, True)
         kept = [bench(one.program, one.rubric, one.data, {"temperature": settings.temperature}, False)[0] for one in others]
+        for one, other in itertools.permutations([main, *kept], 2):
+            one.session.meter.beside(other.session.meter)  # the caps are of the whole training
         watcher = load_rubric(watching, judge_lm=job.session.judge_lm) if watching is not None else None
         if job.config.preflight and not rank():
             shown.say("preflight: one task, each judge once")

@@ -141,5 +141,14 @@ def test_a_spoilt_ledger_stops_no_run(tmp_path: Path, spoilt: bytes) -> None:
     assert by.usage.calls == 1
 
 
+def test_calls_without_a_key_are_in_the_ledger_too_and_each_is_new(tmp_path: Path) -> None:
+    path = tmp_path / "calls.db"
+    for _ in range(2):
+        by = meter(path)
+        answered(by, "")
+        answered(by, "")
+    assert (meter(path).usage.calls, meter(path).usage.tokens, meter(path).usage.repeated) == (4, 48, 0)
+
+
 def test_a_model_without_a_run_needs_no_ledger() -> None:
     assert get_lm("openai/x", cache=ResponseCache()).recording.meter.ledger is None

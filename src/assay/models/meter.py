@@ -5,6 +5,7 @@ Answers from the response cache cost nothing and are counted apart. With a ledge
 """
 
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -186,7 +187,7 @@ class Meter:
         """Called before each call to a model, which it counts; what it returns is handed to `settle`.
 
         Args:
-            key: of the request in the response cache; without one the call is not in the ledger.
+            key: of the request in the response cache; a call without one is none that an earlier process has sent.
         Raises:
             BudgetExceeded: the call would pass a cap.
             Cancelled: the run was told to stop.
@@ -194,7 +195,7 @@ class Meter:
         with self._lock:  # from reading what was used to counting the call, or two threads would both take the last one
             before = self.ledger.known(key) if self.ledger is not None and key else None
             self.check(counted=before is not None)
-            sent = self.ledger.send(key, self.phase) if self.ledger is not None and key else Sent(b"", 0, "", self.phase)
+            sent = self.ledger.send(key or uuid.uuid4().hex, self.phase) if self.ledger is not None else Sent(b"", 0, "", self.phase)
             usage = self.of(sent.phase)
             if before is None:
                 usage.calls += 1
