@@ -9,7 +9,8 @@ from click.testing import CliRunner
 
 import assay
 from assay.cli.main import group
-from assay.planning import plan
+from assay.optimizers.weights.config import PolicyConfig
+from assay.planning import plan, training_runs
 from assay.testing import scripted_lm
 
 PROGRAM = """import dspy
@@ -61,3 +62,24 @@ def test_estimates_by_hand_and_minutes_from_the_store(place: Path) -> None:
     assert found.minutes is not None
     assert 0 < found.minutes < 1
     assert plan("compile", "mine.py:Mine", **options, max_calls=50).calls == 50
+
+
+def test_the_runs_of_a_training_by_hand() -> None:
+    assert training_runs(PolicyConfig(), val=50) == 30 * 4 * 6 + 4 * 2 * 16  # evaluated before step 1 and after steps 10, 20 and 30
+    short = PolicyConfig(steps=5, tasks=2, num_generations=3, iterations=2, evaluate_every=4, held_out=8)
+    assert training_runs(short, val=6, retained=1) == 3 * 2 * 3 + 3 * 3 * 6  # sampled before steps 1, 3 and 5; evaluated at 0, 4 and 5
+    assert training_runs(PolicyConfig(steps=5, evaluate_every=0), val=6) == 5 * 4 * 6
+
+
+def test_the_estimate_of_an_improvement_counts_its_trainings(place: Path) -> None:
+    words = ["improve", "mine.py:Mine", "--rubric", "r.yaml", "--data", "data.jsonl", "--model", "openai/gpt-4o-mini", "--dry-run", "--json"]
+
+    def calls(*flags: str) -> int:
+        ended = CliRunner().invoke(group, [*words, "--name", "up", *flags], standalone_mode=False, catch_exceptions=False)
+        return int(json.loads(ended.stdout.strip().splitlines()[-1])["calls"])
+
+    held_out = min(16, plan("compile", "mine.py:Mine", rubric="r.yaml", data="data.jsonl", model="openai/gpt-4o-mini").sizes["val"])
+    few, more = calls("--order", "grpo", "--grpo", "steps=2"), calls("--order", "grpo", "--grpo", "steps=7")
+    assert more - few == 5 * 4 * 6
+    assert calls("--order", "grpo,grpo", "--grpo", "steps=2") - few > 2 * 4 * 6 + 2 * 2 * held_out  # and a gate
+    assert calls("--order", "grpo", "--grpo", "steps=7", "--max-calls", "100") == 100

@@ -56,8 +56,9 @@ def command(program: str, **values: Any) -> None:
     sizes = {split: size for split in ("train", "val", "gate", "test") if (size := values.pop(f"{split}_size")) is not None}
     if values["dry_run"]:
         dry_run(
-            "improve", program, values, as_json=as_json, store=store, sizes=sizes, repeats=rollouts, order=[step.strip() for step in order.split(",")]
-        )
+            "improve", program, values, as_json=as_json, store=store, sizes=sizes, repeats=rollouts, retain=retain,
+            order=[step.strip() for step in order.split(",")], grpo=_settings(grpo, "--grpo"),
+        )  # fmt: skip
         return
     report = improve(
         program, name=name, order=[step.strip() for step in order.split(",") if step.strip()], rollouts=rollouts,
