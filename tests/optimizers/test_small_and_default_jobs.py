@@ -1,0 +1,98 @@
+"""Whole compiles on a scripted model, as a user starts them: under a small cap, on eight rows, and with the defaults on 500 tasks."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import assay
+from assay.optimizers import AUTO_SEARCH_CALLS, Progress
+from assay.testing import scripted_lm
+
+PROGRAM = """import dspy
+
+
+class Mine(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.answer = dspy.Predict("question -> answer")
+
+    def forward(self, question):
+        return self.answer(question=question)
+"""
+
+
+def adding(gain: float) -> Any:
+    """A model that is right on half of the tasks, and on `gain` more where demonstrations show how."""
+
+    def answer(request: Any) -> str:
+        number = int((request.messages[-1].text or "").split("number ")[1].split(".")[0])
+        drawn = int(hashlib.sha256(str(number).encode()).hexdigest(), 16) % 1000 / 1000
+        right = drawn < 0.5 + gain * (len(request.messages) > 4)
+        return json.dumps({"answer": str(number + 2 if right else number)})
+
+    return scripted_lm(answer)
+
+
+class Heard(Progress):
+    def __init__(self, lm: Any) -> None:
+        self.lm, self.before = lm, list[str]()
+
+    def say(self, text: str) -> None:
+        if not self.lm.scripted.calls:
+            self.before.append(text)
+
+
+def write(place: Path, rows: list[dict[str, Any]]) -> None:
+    (place / "mine.py").write_text(PROGRAM)
+    (place / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
+    (place / "data.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+
+
+def row(number: int, **more: str) -> dict[str, Any]:
+    return {"question": f"What do you say to number {number}.", "answer": str(number + 2), **more}
+
+
+def compiled(lm: Any, **options: Any) -> dict[str, Any]:
+    report: dict[str, Any] = assay.compile("mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm, adapter="json", threads=2, **options).to_dict()
+    return report
+
+
+@pytest.mark.parametrize("gain", [0.5, 0.15])
+def test_a_cap_of_250_calls_leaves_a_decided_gate_and_a_test_table(tmp_path: Path, gain: float) -> None:
+    write(tmp_path, [row(n) for n in range(500)])
+    lm = adding(gain)
+    data = compiled(lm, max_calls=250)
+    assert lm.scripted.calls == data["calls"] <= 250
+    assert data["stopped"] is None
+    assert data["replaces"] is not None
+    for side in ("baseline", "compiled"):
+        assert data["test"][side]["score"] is not None
+        assert data["test"][side]["n"] >= 20  # half of the cap, 2 calls a pair, 2 splits: 62 tasks unless it ended once it had decided
+    assert data["test"]["gain"]["n"] == data["test"]["compiled"]["n"]
+
+
+def test_eight_rows_are_said_to_be_too_few_before_the_first_call(tmp_path: Path) -> None:
+    splits = ["train"] * 5 + ["val", "gate", "test"]
+    write(tmp_path, [row(n, split=split) for n, split in enumerate(splits)])
+    lm = adding(0.5)
+    heard = Heard(lm)
+    data = compiled(lm, progress=heard, max_calls=60)
+    said = [line for line in heard.before if "too few tasks for a decision" in line]
+    assert len(said) == 1
+    assert "val has 1 task, gate has 1 task, test has 1 task" in said[0]
+    assert not data["replaces"]
+
+
+@pytest.mark.parametrize(("gain", "pairs"), [(0.5, 42 + 40), (0.0, 84 + 80)])
+def test_a_default_compile_of_500_tasks_spends_most_calls_on_the_search(tmp_path: Path, gain: float, pairs: int) -> None:
+    """Gate and test, 105 and 99 tasks here, are evaluated after each fifth of their tasks. A gain of 0.5 is shown by the second evaluation at
+    the latest; where there is none, the fourth tells at the latest that the difference of 0.1 can hardly be shown any more."""
+    write(tmp_path, [row(n) for n in range(500)])
+    lm = adding(gain)
+    data = compiled(lm)
+    assert lm.scripted.calls == data["calls"]
+    assert data["search_calls"] <= AUTO_SEARCH_CALLS
+    assert data["calls"] - data["search_calls"] <= 2 * pairs + 5  # and the preflight
