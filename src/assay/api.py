@@ -19,7 +19,8 @@ from assay.deployment import load_artifact
 from assay.deployment.artifact import check_pinned, check_place, is_artifact, runnable, with_model_of
 from assay.errors import BudgetExceeded, ConfigError, ModelError, ProgramError
 from assay.given import given_lm, given_program, takes
-from assay.jobs import DEFAULT_MODEL, Job, RunConfig, home_of, keep_artifact, load_rubric, open_job, opened_store, salt_in
+from assay.jobs import DEFAULT_MODEL, Job, RunConfig, home_of, load_rubric, open_job, opened_store, salt_in
+from assay.keeping import keep_artifact, rehearsed
 from assay.models import Meter, get_lm
 from assay.models.roles import Endpoint
 from assay.optimizers import AUTO_SEARCH_CALLS, CompileConfig, CompileOutcome, Evaluation, Gain, Progress, Student, compile_prompts
@@ -245,6 +246,7 @@ def compile(
             return _as_kept(job, kept)
         warnings = announce_splits(job.splits, shown)
         _announce(job, shown, config, checked(job, job.splits.val, split="val"))
+        warnings += rehearsed(job)
         alarms = replay_of_rubric(job.session.rubric, job.session)
         outcome = compile_prompts(job.student, job.splits, job.session, check, folder=job.folder)
         outcome.notes += [*warnings, *alarms]

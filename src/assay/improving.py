@@ -16,7 +16,8 @@ from assay.errors import AssayError, BudgetExceeded, ConfigError, DataError, Div
 from assay.exporting import collect, export
 from assay.given import takes
 from assay.improvechecks import Trial, check_start, compare_on, spent_in
-from assay.jobs import RunConfig, home_of, keep_artifact, load_rubric, open_job, pinned
+from assay.jobs import RunConfig, home_of, load_rubric, open_job, pinned
+from assay.keeping import keep_artifact
 from assay.models.adapters import adapter_home, find_adapter, served_as
 from assay.optimizers import Progress
 from assay.optimizers.comparison import Comparison, ended_early

@@ -15,11 +15,10 @@ from typing import Any
 
 import dspy
 
-from assay import __version__
 from assay.datasets import SPLITS, Splits, load_splits
 from assay.datasets.memory import data_spec
-from assay.deployment import Artifact, load_artifact, save_artifact
-from assay.deployment.artifact import check_loads, check_pinned, is_artifact
+from assay.deployment import Artifact, load_artifact
+from assay.deployment.artifact import check_pinned, is_artifact
 from assay.errors import BudgetExceeded, Cancelled, ConfigError
 from assay.finished import FinishedRun
 from assay.judges import Judge, resolver
@@ -39,11 +38,10 @@ from assay.programs.wrapping import wrapped
 from assay.rubrics import Rubric
 from assay.rubrics import load_rubric as read_rubric
 from assay.running import cancelled_by_signals, only_one
-from assay.showing import carried_by, shown_by
+from assay.showing import carried_by
 from assay.sourcecode import qualified_name
 from assay.traces import Recorder, Store, shown_url, store_url
 from assay.traces.missed import Unrecorded
-from assay.traces.records import subject_digest
 from assay.traces.resuming import close_running, drop_cut_off, opened_ledger
 from assay.traces.sealing import DEFAULT_SALT, Openings, claim_salt, know_splits, know_tasks, open_test, resolve_salt
 
@@ -55,7 +53,6 @@ __all__ = [
     "RunConfig",
     "compiled_parts",
     "home_of",
-    "keep_artifact",
     "load_judge",
     "load_rubric",
     "open_job",
@@ -225,6 +222,7 @@ class Job:
     session: Session
     store: Store
     artifact: Artifact | None
+    rubric_path: str | Path | None  # or its shipped name; None where it was made in Python
     status: str = "done"
     openings: Openings | None = None  # of the test split, once this job has opened it
     ended: bool = False  # before: its report was given again, and nothing was run
@@ -302,7 +300,8 @@ def open_job(
         settings = artifact.settings if artifact else {"adapter": None, "parameters": {}}
         student = Student(known, session, adapter=config.adapter or settings["adapter"])
         student.set_parameters({**settings["parameters"], **config.parameters})
-        job = Job(config, run.folder, run.run_id, splits, student, session, run.store, artifact, was_done=run.was_done)
+        path = None if isinstance(rubric, Rubric) else rubric
+        job = Job(config, run.folder, run.run_id, splits, student, session, run.store, artifact, path, was_done=run.was_done)
         _keep_splits(job, opens_as or run.run_id)
         yield job
         run.status, run.ended = job.status, job.ended
@@ -356,55 +355,12 @@ def _session_on_a_host(config: RunConfig, rubric: Rubric, program: str, run_id: 
     )  # fmt: skip
 
 
-def _program_manifest(job: Job, student: Student, result: Mapping[str, Any]) -> dict[str, Any]:
-    """What an artifact says of where its program comes from.
-
-    Args:
-        result: the report of the job, JSON-ready.
-    """
-    config, rubric, engine = job.config, job.session.rubric, job.session.lm.recording.backend
-    return {
-        "assay": __version__,
-        "dspy": dspy.__version__,
-        "program": job.session.program_name,
-        "version": program_version(student.program, student.settings["adapter"]),
-        "settings": student.settings,
-        "model": config.model,
-        "api_base": config.api_base,
-        "api_key_env": config.api_key_env,
-        "weights": engine.weights,
-        "adapters": list(engine.adapters),
-        "rubric": {"name": rubric.name, "version": rubric.version, "criteria": [c.describe() for c in rubric.criteria]},
-        "judge_model": config.judge_model if rubric.needs_judge else None,
-        "data": {"spec": config.data, "salt": job.splits.salt, "sha256": job.splits.manifest()["sha256"], "sizes": job.splits.sizes()},
-        "seed": config.seed,
-        "run": job.run_id,
-        "parent": str(job.artifact.path) if job.artifact else None,
-        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "result": dict(result),
-    }
-
-
 def _source_of(program: dspy.Module) -> str:
     """Hash of the file that a program's class is in; empty where there is none."""
     try:
         return hashlib.sha256(Path(inspect.getsourcefile(type(program)) or "").read_bytes()).hexdigest()
     except (OSError, TypeError):
         return ""
-
-
-def keep_artifact(job: Job, student: Student, folder: Path, result: Mapping[str, Any], report: str) -> Path:
-    """Writes a job's artifact, and remembers in the store whose data its tasks were: a person who is forgotten is told of it."""
-    splits, manifest = job.splits, _program_manifest(job, student, result)
-    manifest["shown"] = shown_by(student.program, job.session.recorder, splits.train + splits.val, parent=job.artifact)
-    path = save_artifact(folder.resolve(), student.program, manifest, splits=splits.manifest(), report=report)
-    if (note := check_loads(path, student.program)) is not None:
-        job.session.progress.say(f"note: {note}")
-    tasks = splits.train + splits.val + splits.gate
-    people = {subject_digest(str(task.metadata["data_subject"])) for task in tasks if task.metadata.get("data_subject")}
-    if people := people | set(manifest["shown"]["people"]):
-        job.store.put_artifact(str(path), sorted(people))
-    return path
 
 
 @dataclass

@@ -21,6 +21,7 @@ from assay.models.failures import MODEL_FAILURES, is_refused
 from assay.models.hosted import HostedBackend
 from assay.models.lm import sibling
 from assay.models.scope import refusals_end_at_once
+from assay.openedfiles import watching
 from assay.optimizers import Session, Student
 from assay.optimizers.estimate import price_of
 from assay.optimizers.session import Measured
@@ -71,7 +72,8 @@ def preflight(session: Session, student: Student, tasks: Sequence[Task], *, spli
     with session.phase("preflight"), session.context(), refusals_end_at_once():
         before = session.meter.usage
         for task in first:
-            prediction = student(**dict(task.inputs))
+            with watching(session.program_name):
+                prediction = student(**dict(task.inputs))
             runs.append(prediction._rollout)
             answers.append(prediction)
             error = getattr(prediction, "_error", None)

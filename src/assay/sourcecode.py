@@ -23,6 +23,8 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
+from assay.openedfiles import notice, watching
+
 __all__ = ["NoSuchFile", "alone", "attribute_of", "import_named", "is_private", "load_source", "located", "qualified_name", "relocated", "root_of"]
 
 _PREFIX = "assay_source_"
@@ -130,7 +132,9 @@ class _Loader(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         self.namespace.files[Path(self.path)] = _stamp(Path(self.path))
         module.__dict__["__builtins__"] = {**vars(builtins), "__import__": self.namespace.import_}
-        super().exec_module(module)
+        notice(self.path)  # of whoever imports it
+        with watching(self.path):
+            super().exec_module(module)
 
 
 class _Finder:

@@ -1,8 +1,8 @@
 """The source files that a program, check or judge needs: its own, and the helpers that they import from its folder.
 
 Found by reading import statements and `import_module("name")`, so that what is imported inside a function counts too; nothing is
-run. Installed packages and the standard library are not copied. Other files are copied where the module names them:
-`ARTIFACT_FILES = ["prices.json"]`.
+run. Installed packages and the standard library are not copied. Other files are copied where the module names them
+(`ARTIFACT_FILES = ["prices.json"]`), and files of its folder that it opened for reading (`assay.openedfiles`).
 """
 
 import ast
@@ -10,12 +10,13 @@ import builtins
 import site
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from assay.errors import ProgramError
+from assay.openedfiles import opened_for, unfit
 from assay.sourcecode import root_of
 
 __all__ = ["FILES", "SourceFiles", "is_own"]
@@ -30,10 +31,13 @@ class SourceFiles:
 
     files: dict[str, bytes] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)  # of files that were opened and are not copied
 
-    def add(self, name: str, module_name: str, attribute: str) -> bool:
+    def add(self, name: str, module_name: str, attribute: str, *, without: Collection[Path] = ()) -> bool:
         """Adds the files of an attribute of a loaded module, under the name by which it is loaded.
 
+        Args:
+            without: files that are not copied although they were opened.
         Returns:
             False where its code is installed, or cannot be read; then its name alone must do.
         Raises:
@@ -53,12 +57,25 @@ class SourceFiles:
             return False
         if text is None:
             return False
-        for relative, content in _needed(root / place, text, root).items():
+        needed, modules = _needed(root / place, text, root, name)
+        for relative, content in needed.items():
             self.files.setdefault(relative, content)
+        for file in dict.fromkeys(file for key in [name, *modules] for file in opened_for(key)):
+            self._take_opened(file, root, without)
         if (size := sum(map(len, self.files.values()))) > _MOST_BYTES:
             raise ProgramError(f"the source files of {name} have {size / 1e6:.0f} MB, at most {_MOST_BYTES / 1e6:.0f} are kept: shorten {FILES}")
         self.names[name] = f"{place}:{attribute}"
         return True
+
+    def _take_opened(self, file: Path, root: Path, without: Collection[Path]) -> None:
+        if not file.is_relative_to(root) or not is_own(file) or file.suffix in (".py", ".pyc"):
+            return
+        place = file.relative_to(root).as_posix()
+        why = "it is the data" if file in without else unfit(file, root)
+        if why is not None and place not in self.files:
+            self.notes.append(f"the program reads {place}, which its artifact does not hold: {why}. {FILES} copies it")
+        elif why is None:
+            self.files.setdefault(place, file.read_bytes())
 
 
 def is_own(path: Path) -> bool:
@@ -70,8 +87,9 @@ def is_own(path: Path) -> bool:
     return not any(path.is_relative_to(Path(folder).resolve()) for folder in installed) and "site-packages" not in path.parts
 
 
-def _needed(first: Path, text: str, root: Path) -> dict[str, bytes]:
-    """The files by their place under the root, or under the working directory; what a root has comes before what that one has."""
+def _needed(first: Path, text: str, root: Path, name: str) -> tuple[dict[str, bytes], list[str]]:
+    """The files by their place under the root, or under the working directory; what a root has comes before what that one has. And the paths
+    of the modules among them."""
     found: dict[str, bytes] = {}
     waiting, seen = [(first, text)], {first}
     roots = [root, Path.cwd().resolve()]
@@ -80,7 +98,7 @@ def _needed(first: Path, text: str, root: Path) -> dict[str, bytes]:
         base = next((one for one in roots if path.is_relative_to(one)), path.parent)
         found.setdefault(path.relative_to(base).as_posix(), text.encode())
         tree = ast.parse(text, str(path))
-        for other in _imported(tree, path, roots):
+        for other in (*_imported(tree, path, roots), *_loaded(path, root), *(_loaded(name, root) if path == first else ())):
             if other not in seen and is_own(other):
                 seen.add(other)
                 waiting.append((other, other.read_text("utf-8")))
@@ -91,7 +109,12 @@ def _needed(first: Path, text: str, root: Path) -> dict[str, bytes]:
             if not target.is_file():
                 raise ProgramError(f"{path}: {FILES} names {further!r}, and there is no such file")
             found.setdefault(target.relative_to(base).as_posix(), target.read_bytes())
-    return found
+    return found, [str(path) for path in seen]
+
+
+def _loaded(key: str | Path, root: Path) -> list[Path]:
+    """Modules of a root that were imported under a key of `assay.openedfiles`, also by a name that was put together."""
+    return [path for path in opened_for(str(key)) if path.suffix == ".py" and path.is_relative_to(root)]
 
 
 def _imported(tree: ast.Module, path: Path, roots: Sequence[Path]) -> Iterator[Path]:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 import assay
 from assay.datasets import make_task
 from assay.errors import ArtifactError, ConfigError, ProgramError
+from assay.optimizers import Progress
 from assay.programs import load_program
 from assay.sourcecode import load_source
 from assay.testing import scripted_lm
@@ -343,3 +345,121 @@ def test_names_where_objects_are_wanted_are_refused_with_the_way_out() -> None:
         assay.evaluate(lambda question: question, rubric="math_qa", data=[{"question": "1"}], lm="openai/m")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="rubric=None must be a Rubric"):
         assay.evaluate(lambda question: question, rubric=None, data=[{"question": "1", "split": "val"}], lm=scripted_lm(answer))  # type: ignore[arg-type]
+
+
+READER = """
+import json
+from pathlib import Path
+
+import dspy
+
+HERE = Path(__file__).parent
+PROMPT = (HERE / "prompt.txt").read_text()
+
+class QA(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.answer = dspy.Predict(dspy.Signature("question -> answer", PROMPT))
+
+    def forward(self, question):
+        suffix = json.loads((HERE / "conf" / "suffix.json").read_text())
+        for name in (".env", "api_secret.txt", "rows.db", "rows.jsonl"):
+            if (HERE / name).exists():
+                (HERE / name).read_bytes()
+        (HERE.parent / "above.txt").read_text() if (HERE.parent / "above.txt").exists() else ""
+        return dspy.Prediction(answer=self.answer(question=question).answer + suffix)
+"""
+
+
+def write_reader(folder: Path) -> str:
+    (folder / "conf").mkdir(parents=True)
+    (folder / "agent.py").write_text(READER)
+    (folder / "prompt.txt").write_text("Add up.")
+    (folder / "conf" / "suffix.json").write_text('"!"')
+    (folder / "other.txt").write_text("nobody reads it")
+    return f"{folder / 'agent.py'}:QA"
+
+
+def test_files_that_the_program_reads_travel_with_its_artifact(tmp_path: Path) -> None:
+    artifact = compiled(write_reader(tmp_path / "p"), tmp_path / "job")
+    assert sorted(json.loads((artifact / "manifest.json").read_text())["source"]["files"]) == ["agent.py", "conf/suffix.json", "prompt.txt"]
+    shutil.rmtree(tmp_path / "p")
+    code = (
+        "dspy.configure(lm=dspy.utils.DummyLM([{'answer': '4'}]))\nprint(loaded(question='?').answer, loaded.predictors()[0].signature.instructions)"
+    )
+    assert in_another_place(artifact, tmp_path / "far", code) == "4! Add up."
+    again = compiled(str(tmp_path / "far" / "a"), tmp_path / "again")
+    shutil.rmtree(tmp_path / "far")
+    assert in_another_place(again, tmp_path / "farther", code) == "4! Add up."
+
+
+def test_secrets_databases_the_data_and_files_elsewhere_are_not_copied_and_said(tmp_path: Path) -> None:
+    name = write_reader(tmp_path / "p")
+    for secret in (".env", "api_secret.txt", "rows.db"):
+        (tmp_path / "p" / secret).write_text("KEY=1")
+    (tmp_path / "above.txt").write_text("outside")
+    rubric = tmp_path / "r.yaml"
+    rubric.write_text(RUBRIC)
+    report = assay.compile(name, rubric=rubric, data=rows(tmp_path / "p"), out=tmp_path / "artifact", lm=scripted_lm(answer), optimizer="labeled")
+    assert sorted(json.loads((report.artifact / "manifest.json").read_text())["source"]["files"]) == ["agent.py", "conf/suffix.json", "prompt.txt"]
+    for file in (".env", "api_secret.txt", "rows.db", "rows.jsonl"):
+        assert any(f"reads {file}, which its artifact does not hold" in note for note in report.to_dict()["notes"])
+    assert "api_secret.txt" in (report.artifact / "report.md").read_text()
+
+
+HIDDEN = """
+import sqlite3
+from importlib import import_module
+from pathlib import Path
+
+import dspy
+
+class QA(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.answer = dspy.Predict("question -> answer")
+
+    def forward(self, question):
+        name = "plug"
+        mark = import_module(f"{name}in").MARK
+        with sqlite3.connect(Path(__file__).parent / "prices.db") as store:
+            store.execute("select * from prices").fetchall()
+        return dspy.Prediction(answer=mark + self.answer(question=question).answer)
+"""
+
+
+def test_what_the_artifact_lacks_is_said_before_anything_is_spent(tmp_path: Path) -> None:
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "agent.py").write_text(HIDDEN)
+    (tmp_path / "p" / "plugin.py").write_text("import helper\nMARK = '-'\n")
+    (tmp_path / "p" / "helper.py").write_text("")
+    with sqlite3.connect(tmp_path / "p" / "prices.db") as store:
+        store.execute("create table prices (price)")
+    (tmp_path / "r.yaml").write_text(RUBRIC)
+    said: list[tuple[str, int]] = []
+
+    class Heard(Progress):
+        def say(self, text: str) -> None:
+            said.append((text, lm.scripted.calls))
+
+    lm = scripted_lm(answer)
+    report = assay.compile(
+        f"{tmp_path / 'p' / 'agent.py'}:QA", rubric=tmp_path / "r.yaml", data=rows(tmp_path), out=tmp_path / "artifact", lm=lm, optimizer="labeled",
+        progress=Heard(),
+    )  # fmt: skip
+    assert [note for note in report.to_dict()["notes"] if "no such table: prices" in note and "ARTIFACT_FILES" in note]
+    assert [calls for text, calls in said if "no such table" in text] == [1]  # that of the preflight
+    assert {path.name for path in (report.artifact / "source").rglob("*")} == {"agent.py", "plugin.py", "helper.py"}
+
+
+def test_an_artifact_holds_the_rubrics_checks_and_judges_with_their_hashes(tmp_path: Path) -> None:
+    artifact = compiled(write_program(tmp_path / "p"), tmp_path / "job")
+    files = json.loads((artifact / "manifest.json").read_text())["rubric_files"]
+    assert sorted(files) == ["code/0/check.py", "rubric.yaml"]
+    shutil.rmtree(tmp_path / "p")
+    (tmp_path / "job" / "check.py").unlink()
+    rubric = assay.load_rubric(artifact / "rubric" / "rubric.yaml")
+    assert rubric.score(make_task({"question": "?", "answer": "4"}), dspy.Prediction(answer="4")).value == 1.0
+    (artifact / "rubric" / "code" / "0" / "check.py").write_text("def right(task, prediction, rollout):\n    return 1.0\n")
+    with pytest.raises(ArtifactError, match=r"rubric/code/0/check.py was changed"):
+        assay.load(artifact)

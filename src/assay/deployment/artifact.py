@@ -30,7 +30,7 @@ from assay.sourcefiles import FILES, SourceFiles
 __all__ = ["FORMAT", "Artifact", "check_loads", "check_pinned", "check_place", "is_artifact", "load_artifact", "save_artifact", "with_model_of"]
 
 FORMAT = 1
-SOURCE = "source"
+SOURCE, RUBRIC = "source", "rubric"
 _FILES = ("program.json", "splits.json", "report.md")
 
 
@@ -75,26 +75,31 @@ def runnable(program: dspy.Module, settings: dict[str, Any], own_lm: Callable[[]
     return Configured(program, settings["adapter"], settings["parameters"].get("temperature"), own_lm)
 
 
-def save_artifact(folder: Path, program: dspy.Module, manifest: dict[str, Any], *, splits: dict[str, Any], report: str) -> Path:
+def save_artifact(
+    folder: Path, program: dspy.Module, manifest: dict[str, Any], *, splits: dict[str, Any], report: str, rubric: Mapping[str, bytes] | None = None
+) -> Path:
     """Writes an artifact, whole or not at all. An existing folder of that name is left alone; a number is added.
 
     Args:
         manifest: needs `program` (its name) and `settings` (adapter and parameters).
+        rubric: files of the rubric that it was measured by, with the checks and judges it names; see `assay.rubricfiles`.
     Raises:
         ArtifactError: the folder cannot be written.
     """
-    inner = program
-    while isinstance(inner, NearestDemos | EnsembleProgram):
-        inner = inner.program if isinstance(inner, NearestDemos) else inner.members[0]
-    config, source = _built_from(inner), _source(program, inner, str(manifest["program"]))
+    inner = _inner(program)
+    config, source = _built_from(inner), source_of(program, str(manifest["program"]), data=_data_of(manifest))
     texts = {
         "program.json": json.dumps(program_state(program), indent=1, ensure_ascii=False, default=str),
         "splits.json": json.dumps(splits),
         "report.md": report,
     }
     whole = {"format": FORMAT, **manifest, "config": config, "files": {name: _sha(text) for name, text in texts.items()}}
+    copied = {f"{SOURCE}/{place}": content for place, content in source.files.items()} if source.names else {}
     if source.names:
-        whole["source"] = {"names": source.names, "files": {place: hashlib.sha256(content).hexdigest() for place, content in source.files.items()}}
+        whole["source"] = {"names": source.names, "files": _hashes(source.files)}
+    if rubric:
+        whole["rubric_files"] = _hashes(rubric)
+        copied |= {f"{RUBRIC}/{place}": content for place, content in rubric.items()}
     whole = json.loads(json.dumps(whole, ensure_ascii=False, default=str))  # as it will be read, so that its hash is the same
     texts["manifest.json"] = json.dumps({**whole, "sha256": _manifest_sha(whole)}, indent=1, ensure_ascii=False)
     try:
@@ -104,8 +109,8 @@ def save_artifact(folder: Path, program: dspy.Module, manifest: dict[str, Any], 
             ready.mkdir()
             for name, text in texts.items():
                 (ready / name).write_text(text, encoding="utf-8")
-            for place, content in source.files.items():
-                target = ready / SOURCE / place
+            for place, content in copied.items():
+                target = ready / place
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(content)
             return _place(ready, folder)
@@ -121,13 +126,33 @@ def _built_from(inner: dspy.Module) -> dict[str, Any]:
     return constructor_config(inner) if (module, attribute) == (type(inner).__module__, type(inner).__qualname__) else {}
 
 
-def _source(program: dspy.Module, inner: dspy.Module, name: str) -> SourceFiles:
-    """The files of a program, and of the judges inside it, whose code is the user's own."""
-    source = SourceFiles()
-    source.add(name, *getattr(inner, "_assay_origin", (type(inner).__module__, type(inner).__qualname__)))
+def source_of(program: dspy.Module, name: str, *, data: Path | None = None) -> SourceFiles:
+    """The files of a program, and of the judges inside it, whose code is the user's own.
+
+    Args:
+        name: by which it is loaded.
+        data: the file of the tasks, which is not copied although the program reads it.
+    """
+    source, inner, without = SourceFiles(), _inner(program), [data] if data is not None else []
+    source.add(name, *getattr(inner, "_assay_origin", (type(inner).__module__, type(inner).__qualname__)), without=without)
     for part in {type(part) for _, part in program.named_sub_modules() if isinstance(part, Judge) and part is not inner}:
-        source.add(qualified_name(part), part.__module__, part.__qualname__)
+        source.add(qualified_name(part), part.__module__, part.__qualname__, without=without)
     return source
+
+
+def _inner(program: dspy.Module) -> dspy.Module:
+    while isinstance(program, NearestDemos | EnsembleProgram):
+        program = program.program if isinstance(program, NearestDemos) else program.members[0]
+    return program
+
+
+def _data_of(manifest: Mapping[str, Any]) -> Path | None:
+    spec = (manifest.get("data") or {}).get("spec")
+    return Path(spec).resolve() if isinstance(spec, str) else None
+
+
+def _hashes(files: Mapping[str, bytes]) -> dict[str, str]:
+    return {place: hashlib.sha256(content).hexdigest() for place, content in files.items()}
 
 
 def check_place(folder: Path) -> None:
@@ -173,9 +198,7 @@ def check_loads(path: Path, program: dspy.Module) -> str | None:
         return None
     except (ArtifactError, ProgramError) as error:
         why = str(error)
-    inner = program
-    while isinstance(inner, NearestDemos | EnsembleProgram):
-        inner = inner.program if isinstance(inner, NearestDemos) else inner.members[0]
+    inner = _inner(program)
     try:
         load_artifact(path, program=inner)
     except (ArtifactError, ProgramError) as error:
@@ -235,6 +258,7 @@ def load_artifact(path: str | Path, *, program: dspy.Module | None = None) -> Ar
             raise ArtifactError(f"{folder}: {name} cannot be read: {error}") from None
         if _sha(text) != manifest.get("files", {}).get(name):
             raise ArtifactError(f"{folder}: {name} {changed}")
+    _check_files(folder, RUBRIC, manifest.get("rubric_files") or {}, changed)
     places = _checked_source(folder, manifest, changed)
     try:
         with relocated(places if program is None else {}):
@@ -272,18 +296,22 @@ def _checked_source(folder: Path, manifest: dict[str, Any], changed: str) -> dic
     source = manifest.get("source")
     if source is None:
         return {}
-    home = folder / SOURCE
+    _check_files(folder, SOURCE, source["files"], changed)
+    return {name: f"{(folder / SOURCE).resolve()}/{place}" for name, place in source["names"].items()}
+
+
+def _check_files(folder: Path, kind: str, files: Mapping[str, str], changed: str) -> None:
+    home = folder / kind
     there = {path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file() and path.parent.name != "__pycache__"}
-    if extra := sorted(there - source["files"].keys()):
-        raise ArtifactError(f"{folder}: {SOURCE}/{extra[0]} is not in the manifest: remove it, or compile again")
-    for place, sha in source["files"].items():
+    if extra := sorted(there - files.keys()):
+        raise ArtifactError(f"{folder}: {kind}/{extra[0]} is not in the manifest: remove it, or compile again")
+    for place, sha in files.items():
         try:
             content = (home / place).read_bytes()
         except OSError as error:
-            raise ArtifactError(f"{folder}: {SOURCE}/{place} cannot be read: {error}") from None
+            raise ArtifactError(f"{folder}: {kind}/{place} cannot be read: {error}") from None
         if hashlib.sha256(content).hexdigest() != sha:
-            raise ArtifactError(f"{folder}: {SOURCE}/{place} {changed}")
-    return {name: f"{home.resolve()}/{place}" for name, place in source["names"].items()}
+            raise ArtifactError(f"{folder}: {kind}/{place} {changed}")
 
 
 def _read_json(path: Path, folder: Path) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from assay.datasets import Task
 from assay.deployment.artifact import check_place, is_artifact
 from assay.errors import BudgetExceeded, ConfigError, MissingExtra
 from assay.given import given_lm, given_program, takes
-from assay.jobs import Job, home_of, keep_artifact, open_job, salt_at
+from assay.jobs import Job, home_of, open_job, salt_at
+from assay.keeping import keep_artifact, rehearsed
 from assay.models.meter import Usage
 from assay.optimizers import Progress, Student
 from assay.optimizers.comparison import Comparison, compare, ended_early
@@ -83,6 +84,7 @@ def tune(
             student_at(job, Point(str(apply), {}), config)  # refused now, and not after the search
         warnings = announce_splits(job.splits, shown)
         checked(job, job.splits.val, split="val")
+        warnings += rehearsed(job)
         price = price_of(job.session.lm, 300, 40) or 0.0
         pair = forecast_pair(job.student.program, job.session, cost_per_call=price)
         plan = plan_report(job.splits, job.session.meter, config.decisions, pair=pair, searching=True)
