@@ -305,6 +305,12 @@ def test_an_empty_line_parts_finds(first: str, second: str) -> None:
     assert make().text(f"{first}\n\n{second}", known) == apart
 
 
+@pytest.mark.parametrize("text", ["x " * 1600 + "\n\n", "x " * 1600 + "\n\n\n", "x " * 750 + "\n\n" + "y " * 1600 + "\n\n"])
+def test_a_long_text_that_ends_in_an_empty_line_is_read(text: str) -> None:
+    assert make().text(text) == text
+    assert "jane@gmail.com" not in make().text(f"jane@gmail.com {text}")
+
+
 def test_long_texts_are_read_in_parts_and_only_their_end_again(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(0)
     turns = [f"Turn {n}: user{n}@gmail.com says {' '.join(str(rng.random()) for _ in range(rng.randrange(80)))}" for n in range(60)]

@@ -273,7 +273,8 @@ def _parts(text: str) -> Iterator[str]:
     while (end := text.find("\n\n", at + _PART)) >= 0:
         yield text[at : end + 2]
         at = end + 2
-    yield text[at:]
+    if at < len(text):
+        yield text[at:]
 
 
 def _surrogate(kind: str, value: str, digest: bytes, turn: int) -> str:
