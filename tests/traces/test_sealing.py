@@ -7,6 +7,7 @@ from typing import Any
 
 import dspy
 import pytest
+import sqlalchemy as sa
 
 import assay
 from assay.datasets.splits import load_splits, split_of
@@ -202,6 +203,24 @@ def test_a_resumed_job_counts_its_second_opening(own_folder: Path) -> None:
         assert open_test(store, "job", data="d", tasks=["a", "b"]).to_dict() == {"this_job": 2, "this_store": 2}
         assert open_test(store, "other", data="elsewhere", tasks=["b", "a"]).to_dict() == {"this_job": 1, "this_store": 3}
         assert open_test(store, "third", data="elsewhere", tasks=["c"]).to_dict() == {"this_job": 1, "this_store": 2}  # the same data
+
+
+def test_an_opening_counts_where_some_of_its_tasks_are_the_same(own_folder: Path) -> None:
+    with Store("s.db") as store:
+        open_test(store, "one", data="tickets.csv", tasks=["a", "b", "c"])
+        assert open_test(store, "two", data="clean.csv", tasks=["b", "c", "d"]).to_dict() == {"this_job": 1, "this_store": 2}
+        assert open_test(store, "three", data="frame", tasks=["b"]).to_dict() == {"this_job": 1, "this_store": 3}
+        assert open_test(store, "four", data="elsewhere", tasks=["x"]).to_dict() == {"this_job": 1, "this_store": 1}
+
+
+def test_openings_of_a_store_without_members_still_count(own_folder: Path) -> None:
+    with Store("s.db") as store:
+        open_test(store, "one", data="d", tasks=["a", "b"])
+        with store.engine.begin() as connection:
+            connection.execute(sa.text("ALTER TABLE test_openings DROP COLUMN members_json"))
+            connection.execute(sa.text("UPDATE meta SET value = 'older' WHERE key = 'layout'"))
+    with Store("s.db") as store:
+        assert open_test(store, "two", data="elsewhere", tasks=["b", "a"]).to_dict() == {"this_job": 1, "this_store": 2}
 
 
 def test_splits_are_opened_once_and_tell_so() -> None:

@@ -155,6 +155,7 @@ test_openings = Table(
     Column("data", Text, nullable=False),
     Column("tasks", String(16), nullable=False),  # hash of the tasks' content hashes
     Column("n", Integer, nullable=False),
+    Column("members_json", Text),  # the first hex digits of each content hash; null in rows of older stores
     Column("times", Integer, nullable=False),  # more than 1 where it was resumed while it reported
     Column("at", Float, nullable=False),
 )

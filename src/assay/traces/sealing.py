@@ -230,7 +230,7 @@ def _sections(inputs: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Openings:
-    """How often test tasks were opened: by this job, and by all jobs of the store on these tasks or data.
+    """How often test tasks were opened: by this job, and by all jobs of the store on this data or on any of these tasks.
 
     Each of the runs that a job is made of counts, and each of them again after a kill.
     """
@@ -259,9 +259,12 @@ def open_test(store: Store, job: str, *, data: str, tasks: Iterable[str]) -> Ope
     """
     table, hashes = schema.test_openings, sorted(tasks)
     digest = hashlib.sha256("".join(hashes).encode()).hexdigest()[:HASH]
-    query = sa.select(table.c.job, table.c.times).where(sa.or_(table.c.tasks == digest, table.c.data == data))
+    members = {content[:HASH] for content in hashes}
+    query = sa.select(table.c.job, table.c.times, table.c.members_json, sa.or_(table.c.tasks == digest, table.c.data == data).label("same"))
     with store.engine.connect() as connection:
-        before = {row.job: int(row.times) for row in connection.execute(query)}
+        rows = connection.execute(query).all()
+    before = {row.job: int(row.times) for row in rows if row.same or not members.isdisjoint(json.loads(row.members_json or "[]"))}
     mine = before.get(job, 0) + 1
-    store.put_opening({"job": job, "data": data, "tasks": digest, "n": len(hashes), "times": mine, "at": time.time()})
+    row = {"job": job, "data": data, "tasks": digest, "n": len(hashes), "members_json": json.dumps(sorted(members)), "times": mine}
+    store.put_opening({**row, "at": time.time()})
     return Openings(job=mine, store=sum(before.values()) + 1)
