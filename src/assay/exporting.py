@@ -24,6 +24,7 @@ from assay.reprs import Shown
 from assay.rubricfiles import portable_rubric
 from assay.rubrics import Rubric, ScoreResult
 from assay.rubrics.coverage import coverage_report
+from assay.rubrics.reward import undecided_checks
 from assay.traces import Recorder, Rollout, Store
 from assay.traces.balance import Balance
 from assay.traces.erasure import erase_subject
@@ -65,7 +66,21 @@ def export(
     shown = progress or Progress()
     carried = portable_rubric(rubric) if rubric is not None else None
     with Store(store) as opened:
-        return export_traces(opened, out, config, rubric=carried, bar=lambda total: shown.bar(f"export {kind}", total))
+        report = export_traces(opened, out, config, rubric=carried, bar=lambda total: shown.bar(f"export {kind}", total))
+    if rubric is not None and report.answers:
+        report.notes = _undecided(load_rubric(rubric), report)
+    return report
+
+
+def _undecided(rubric: Rubric, report: ExportReport) -> list[str]:
+    """A note for each check that the exported reward cannot decide, and so leaves out."""
+    outputs = report.manifest["columns"]["outputs"]
+    found = undecided_checks(rubric, [(task_of(rollout), text) for rollout, text in report.answers], outputs)
+    return [
+        f"the reward leaves the criterion {name!r} out, as its check cannot be decided on a completion alone ({reason}): of the prediction it "
+        f"may read {', '.join(outputs) or 'answer'}"
+        for name, reason in found.items()
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -208,6 +208,6 @@ def _show(kind: str, data: dict[str, Any]) -> None:
     found = ", ".join(f"{count} {name}" for name, count in privacy.get("found", {}).items()) or "nothing"
     table.add_row("personal data", f"{privacy['engine']}: {found}")
     rich.print(table)
-    if privacy.get("note"):
-        rich.print(f"note: {privacy['note']}")
+    for note in [*([privacy["note"]] if privacy.get("note") else []), *data["notes"]]:
+        rich.print(f"note: {note}")
     rich.print(str(data["path"]), soft_wrap=True)

@@ -7,9 +7,10 @@ from typing import Any
 
 from assay.datasets import Task
 from assay.rubrics.rubric import Rubric
+from assay.rubrics.scoring import grade
 from assay.rubrics.steps import fields_in
 
-__all__ = ["trl_reward"]
+__all__ = ["trl_reward", "undecided_checks"]
 
 Reward = Callable[..., Coroutine[Any, Any, list[float | None]]]
 _NO_COLUMNS = {"trainer_state", "log_extra", "log_metric", "environments"}
@@ -58,6 +59,23 @@ def trl_reward(
 
     reward.__name__ = f"rubric_{rubric.name}"
     return reward
+
+
+def undecided_checks(rubric: Rubric, answers: Sequence[tuple[Task, str]], outputs: Sequence[str]) -> dict[str, str]:
+    """Final checks that decide on none of some completions as a reward reads them, each with the first reason. Checks with a
+    condition are left out.
+
+    Args:
+        answers: tasks, each with a completion.
+        outputs: as of `trl_reward`.
+    """
+    found: dict[str, str] = {}
+    for criterion in rubric.finals if answers else ():
+        if criterion.check is not None and not criterion.when:
+            verdicts = [grade(criterion, criterion.check, task, _output(text, "answer", outputs), None) for task, text in answers]
+            if all(verdict.grade is None for verdict in verdicts):
+                found[criterion.name] = verdicts[0].reason
+    return found
 
 
 def _is_column(values: Any, rows: int) -> bool:

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from assay.traces.formats import JSON_COLUMNS, grpo_columns, grpo_rows, preferen
 from assay.traces.gates import VERIFIED, GateReport, refuse_ungated
 from assay.traces.hiding import Hider
 from assay.traces.provenance import Provenance
-from assay.traces.records import subject_digest
+from assay.traces.records import Rollout, subject_digest
 from assay.traces.restrictions import SHOWN, Restrictions
 from assay.traces.rows import as_json
 from assay.traces.sealing import SplitFinder, claim_salt
@@ -41,6 +41,7 @@ FORMAT = 1  # of the manifest
 _LEARNED_FROM = ("truncated", "parse")  # calls that are not clean, and yet what a policy must learn to avoid
 REPEATED = "calls answered from the response cache that another exported call was answered with"
 ITSELF = "calls whose prompt demonstrates the task that they answer"
+_ANSWERS = 20  # on which an export for GRPO tries the rubric's checks
 _TOLD = ("selection", "gates", "balance")
 
 
@@ -51,10 +52,12 @@ class ExportReport(Shown):
     path: Path
     rows: int
     manifest: dict[str, Any]
+    answers: list[tuple[Rollout, str]] = field(default_factory=list)  # of grpo: some rollouts with the text of their last call
+    notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         keys = ("gates", "passed", "left_out", "problems", "groups_without_spread", "balance", "overlap", "privacy", "task_types", "rollouts")
-        return {"path": str(self.path), "rows": self.rows, **{key: self.manifest[key] for key in keys}}
+        return {"path": str(self.path), "rows": self.rows, "notes": self.notes, **{key: self.manifest[key] for key in keys}}
 
 
 def is_export(folder: str | Path) -> bool:
@@ -111,7 +114,7 @@ def export_traces(
             raise ConfigError(f"{folder} came to be while this export was written; name a new folder with --out") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return ExportReport(folder, written["data.jsonl"]["rows"], manifest)
+    return ExportReport(folder, written["data.jsonl"]["rows"], manifest, run.answers)
 
 
 @contextlib.contextmanager
@@ -138,6 +141,7 @@ class _Export:
         self.people: set[str] = set()
         self.flat_groups = self.rollouts = self.groups = 0
         self.written = Counter[str]()
+        self.answers: list[tuple[Rollout, str]] = []
         self.columns: dict[str, dict[str, str]] = {"inputs": {}, "outputs": {}}
         self._task: str | None = None
         self._seen: dict[int, bool] = {}  # calls of this task, and whether only a copy from the cache was seen
@@ -215,10 +219,13 @@ class _Export:
         for episode, _, _ in kept:
             self._note(episode)
         if self.config.kind == "grpo":
-            inputs, outputs = grpo_columns([episode for episode, _, _ in kept])
+            episodes = [episode for episode, _, _ in kept]
+            inputs, outputs = grpo_columns(episodes)
             self.columns["inputs"].update(inputs)
             self.columns["outputs"].update(dict.fromkeys(outputs, ""))
-            return grpo_rows([episode for episode, _, _ in kept], call=self.config.call)
+            answered = [(episode.rollout, episode.turns[-1].output) for episode in episodes if episode.rollout.status == "done"]
+            self.answers += answered[: _ANSWERS - len(self.answers)]
+            return grpo_rows(episodes, call=self.config.call)
         if self.config.kind == "sft":
             return self._sft_rows(kept)
         calls = self._calls(kept, self._baselines(group))

@@ -127,9 +127,10 @@ def _column(name: str) -> str:
 
 
 def grpo_columns(group: Sequence[Episode]) -> tuple[dict[str, str], set[str]]:
-    """Columns of inputs, with the names of the inputs, and the fields that completions are to hold."""
+    """Columns of inputs, with the names of the inputs, and the fields that completions are to hold: those of the recorded answers,
+    or, where no answer is on record, those that the tasks expect."""
     inputs = {_column(name): name for episode in group for name in episode.rollout.inputs if name not in episode.rollout.expected}
-    return inputs, {name for episode in group for name in episode.rollout.expected}
+    return inputs, {name for episode in group for name in episode.rollout.prediction or episode.rollout.expected}
 
 
 def preference_rows(group: Sequence[tuple[Episode, Turn, float]], *, margin: float, unpaired: bool = False, good: float = 0.8) -> Iterator[Row]:
