@@ -61,8 +61,8 @@ def job(place: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.setenv("OPENAI_API_KEY", "none")
 
     def compile_program(program: str, *, split: str = "train", cached: bool = True, **options: Any) -> Any:
-        known = {"max_calls", "model", "api_base", "adapter", "sizes"}
-        given = {name: value for name, value in options.items() if name in known}
+        known = {"max_calls", "api_base", "adapter", "sizes"}
+        given = {name: value for name, value in options.items() if name in known} | {"model": "openai/m"}
         config = RunConfig(program=program, rubric="r.yaml", data="data.jsonl", **given)
         with open_job(config, program=program, rubric="r.yaml", progress=Progress()) as opened:
             if not cached:
@@ -79,7 +79,7 @@ def job(place: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterato
     with served(app) as url:
         yield {
             "rubric": "r.yaml", "data": "data.jsonl", "name": "up", "model": "openai/m", "api_base": f"{url}/v1", "adapter": "json",
-            "preflight": False,
+            "preflight": False, "grpo": {"model": "embedded/smollm2-135m"},
         }  # fmt: skip
 
 

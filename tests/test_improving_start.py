@@ -11,6 +11,7 @@ from aiohttp import web
 import assay
 from assay.errors import ConfigError, Diverged, ModelError, ProgramFailed
 from assay.optimizers import Progress
+from assay.planning import plan
 from assay.testing.serving import served
 
 PROGRAM = """import dspy
@@ -78,7 +79,11 @@ def job(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Iter
     app = web.Application()
     app.router.add_post("/v1/chat/completions", server.answer)
     with served(app) as url:
-        yield {"rubric": "r.yaml", "data": "data.jsonl", "name": "up", "model": "openai/m", "api_base": f"{url}/v1", "adapter": "json"}
+        trained = {"model": "embedded/smollm2-135m"}
+        yield {
+            "rubric": "r.yaml", "data": "data.jsonl", "name": "up", "model": "openai/m", "api_base": f"{url}/v1", "adapter": "json",
+            "sft": trained, "grpo": trained,
+        }  # fmt: skip
 
 
 def write(body: str = "return found") -> None:
@@ -145,4 +150,33 @@ def test_the_reflection_model_is_asked_where_one_is_configured(job: dict[str, An
         assay.improve("mine.py:Mine", order=["prompts"], reflection_model="openai/down", **job)
     assert server.asked.count("m") == 1
     with pytest.raises(ModelError, match="reflection_model, reflection_api_key_env"):
-        assay.compile("mine.py:Mine", optimizer="labeled", reflection_model="openai/down", **{key: job[key] for key in job if key != "name"})
+        assay.compile(
+            "mine.py:Mine",
+            optimizer="labeled",
+            reflection_model="openai/down",
+            **{key: job[key] for key in job if key not in ("name", "sft", "grpo")},
+        )
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"order": ["prompt"]}, r"order names \['prompt'\]"),
+    ({"order": []}, "order is empty"),
+    ({"order": ["prompts", "sft"], "sft": {}}, "sft cannot train 'openai/m'.*--order prompts"),
+    ({"order": ["grpo"], "grpo": {"model": "embedded:some.gguf"}}, "grpo cannot train 'embedded:some.gguf'"),
+    ({"order": ["prompts", "sft"], "sft": {"epoch": 2}}, "sft:.*'epoch'"),
+    ({"order": ["grpo"], "rubric": "judged.yaml", "judge_model": "embedded/smollm2-135m"}, "the model in training, which would learn to please"),
+    ({"order": ["prompts"], "watch": "judged.yaml"}, "retain and watch would have no effect"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "said"), REFUSED)
+def test_what_a_later_step_would_refuse_is_refused_first_and_in_the_estimate_too(
+    job: dict[str, Any], server: Server, wrong: dict[str, Any], said: str
+) -> None:
+    asked = {**job, **wrong}
+    with pytest.raises(ConfigError, match=said):
+        assay.improve("mine.py:Mine", **asked)
+    with pytest.raises(ConfigError, match=said):
+        plan("improve", "mine.py:Mine", **{name: value for name, value in asked.items() if name != "name"})
+    assert server.asked == []
+    assert not Path(".assay/improve/up").exists()

@@ -38,7 +38,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(
     ("command", "flags"),
-    [("compile", []), ("tune", ["--trials", "4"]), ("collect", ["-n", "3"]), ("evaluate", ["--samples", "2"]), ("improve", ["--name", "up"])],
+    [
+        ("compile", []),
+        ("tune", ["--trials", "4"]),
+        ("collect", ["-n", "3"]),
+        ("evaluate", ["--samples", "2"]),
+        ("improve", ["--name", "up", "--order", "prompts"]),
+    ],
 )
 def test_every_command_prints_its_estimate_and_runs_nothing(place: Path, command: str, flags: list[str]) -> None:
     words = [command, "mine.py:Mine", "--rubric", "r.yaml", "--data", "data.jsonl", "--model", "openai/gpt-4o-mini", "--dry-run", *flags]
@@ -73,6 +79,7 @@ def test_the_runs_of_a_training_by_hand() -> None:
 
 def test_the_estimate_of_an_improvement_counts_its_trainings(place: Path) -> None:
     words = ["improve", "mine.py:Mine", "--rubric", "r.yaml", "--data", "data.jsonl", "--model", "openai/gpt-4o-mini", "--dry-run", "--json"]
+    words += ["--grpo", "model=embedded/smollm2-135m"]
 
     def calls(*flags: str) -> int:
         ended = CliRunner().invoke(group, [*words, "--name", "up", *flags], standalone_mode=False, catch_exceptions=False)

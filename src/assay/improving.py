@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 
 from assay.api import compile as compile_program
 from assay.datasets.memory import data_spec
-from assay.deployment.artifact import check_place, is_artifact
+from assay.deployment.artifact import check_place
 from assay.errors import AssayError, BudgetExceeded, ConfigError, DataError, Diverged
 from assay.exporting import collect, export
 from assay.given import takes
 from assay.improvechecks import Trial, check_start, compare_on, spent_in
+from assay.improveorder import STEPS, check_order, own_model, own_name
 from assay.jobs import RunConfig, home_of, load_rubric, open_job, pinned
 from assay.keeping import keep_artifact
 from assay.models.adapters import adapter_home, find_adapter, served_as
@@ -32,14 +33,13 @@ from assay.traces.gates import Gates
 from assay.traces.records import new_id
 from assay.traces.sealing import openings_line
 from assay.traces.selection import Selection
-from assay.training import Retained, guards_of, independent, train
+from assay.training import Retained, train
 
 T = TypeVar("T")
 
 __all__ = ["STEPS", "ImproveReport", "improve"]
 
 _NO_GATES = Gates(min_transitions=0, min_clean=0, min_task_types=0, privacy="off")  # of rows that stay on this machine
-STEPS = ("prompts", "sft", "grpo")
 CAPS = ("max_calls", "max_tokens", "max_cost_usd")
 _WHAT = {"max_calls": "calls", "max_tokens": "tokens", "max_cost_usd": "dollars"}
 _FORMAT = 1
@@ -95,12 +95,10 @@ def improve(
     Raises:
         ConfigError: an unknown step, an adapter of this name, or nothing to resume.
     """
-    if unknown := sorted(set(order) - set(STEPS)):
-        raise ConfigError(f"order names {unknown}; the steps are {', '.join(STEPS)}")
-    if not order:
-        raise ConfigError("order is empty: there is nothing to do")
-    if (retain or watch) and "grpo" not in order:
-        raise ConfigError(f"retain and watch would have no effect: they guard grpo, and the order is {', '.join(order)}")
+    check_order(
+        order, program=full_name(str(program)), rubric=rubric, data=data_spec(data), model=options.get("model"), judge=options.get("judge_model"),
+        sft=sft, grpo=grpo, retain=retain, watch=watch,
+    )  # fmt: skip
     folder = home_of(store) / "improve" / name
     shown, place = progress or Progress(), Path(out) if out else home_of(store) / "artifacts" / name
     check_place(place.resolve())
@@ -151,12 +149,6 @@ class _Improvement:
         job = json.loads(json.dumps(job, default=str))
         told = self.folder / "state.json"
         self.opens_as = f"improve-{self.name}-{new_id()[:12]}"
-        judge, model = self.options.get("judge_model"), self._own_model()
-        if {"sft", "grpo"} & set(order):
-            independent(self.rubric, judge, model)
-        guards_of(self.retain, self.watch, program=self._name(), data=self.data, judge=judge, model=model)
-        if self.retain and self.grpo.get("evaluate_every") == 0:
-            raise ConfigError("what is to be retained is looked at every evaluate_every steps, and 0 is never: give --grpo a number of steps")
         if resume and not told.is_file() and (done := self._finished(job)) is not None:
             return done
         if resume and told.is_file():  # an improvement that was never begun begins
@@ -170,8 +162,6 @@ class _Improvement:
         if told.is_file():
             raise ConfigError(f"there is an unfinished improvement {self.name!r} in {self.folder}: add --resume, or take another name")
         self.job, self.report = job, ImproveReport(None, self.program, self._own_model())
-        self._settings(SFTConfig, self.sft, "sft")
-        self._settings(PolicyConfig, self.grpo, "grpo")
         for at, step in enumerate(order):
             if step != "prompts":
                 check_free(f"{self.name}-{at + 1}")
@@ -221,16 +211,8 @@ class _Improvement:
     def _settings(self, kind: type[T], given: Mapping[str, Any], what: str) -> T:
         return made_of(kind, {"model": self.report.model, "seed": self.options.get("seed", 0), **given}, what)
 
-    def _name(self) -> str:
-        """Of the program, as its rollouts have it."""
-        if is_artifact(self.program):
-            return str(json.loads((Path(self.program) / "manifest.json").read_text(encoding="utf-8"))["program"])
-        return self.program
-
     def _own_model(self) -> str:
-        if is_artifact(self.program):
-            return str(json.loads((Path(self.program) / "manifest.json").read_text(encoding="utf-8"))["model"])
-        return str(self.options.get("model") or RunConfig(program="", rubric="", data="").model)
+        return own_model(self.program, self.options.get("model"))
 
     def _keep(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -340,7 +322,7 @@ class _Improvement:
                 **{**self._capped(self.options), "model": self.report.model},
             )  # fmt: skip
             shutil.rmtree(rows, ignore_errors=True)
-            chosen = Selection(programs=(self._name(),))
+            chosen = Selection(programs=(own_name(self.program),))
             export("sft", rows, store=self.store, selection=chosen, gates=_NO_GATES, progress=self.shown)
         config = self._settings(SFTConfig, self.sft, "sft")
         warmed = train_sft(rows, name, config, resume=begun, progress=self.shown)

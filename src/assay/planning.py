@@ -10,6 +10,7 @@ from typing import Any
 import dspy
 import sqlalchemy as sa
 
+from assay.improveorder import check_order
 from assay.jobs import Job, RunConfig, open_job, salt_at
 from assay.models import count_tokens
 from assay.optimizers import AUTO_SEARCH_CALLS, Progress
@@ -62,8 +63,10 @@ def plan(
     repeats: int = 1,
     trials: int = 0,
     order: Sequence[str] = (),
+    sft: Mapping[str, Any] | None = None,
     grpo: Mapping[str, Any] | None = None,
     retain: Sequence[str] = (),
+    watch: str | Path | None = None,
     **options: Any,
 ) -> Plan:
     """The estimate of `compile`, `tune`, `collect`, `evaluate` or `improve`.
@@ -72,12 +75,18 @@ def plan(
         kind: the command's name.
         split, repeats: of `collect` and `evaluate`; `repeats` also the samples of a trial and the rollouts of `sft`.
         trials: of `tune`.
-        order, grpo, retain: of `improve`. The judges of what watches a training are not in the estimate.
+        order, sft, grpo, retain, watch: of `improve`, refused here as they would be refused when run. The judges of what watches a training are
+            not in the estimate.
         options: the fields of `RunConfig`; others are left out.
     Raises:
         AssayError: what was wrong, which rule, what to do.
     """
     program = full_name(program) if isinstance(program, str) else program
+    if kind == "improve":
+        check_order(
+            order, program=str(program), rubric=str(rubric), data=data, model=options.get("model"), judge=options.get("judge_model"),
+            sft=sft, grpo=grpo, retain=retain, watch=watch,
+        )  # fmt: skip
     known = {item.name for item in fields(RunConfig)}
     config = RunConfig.of(program, rubric, data, lm, **{name: value for name, value in options.items() if name in known and value is not None})
     config = replace(config, kind=kind, salt=resolve_salt(config.salt, store, artifact=salt_at(program)))

@@ -53,16 +53,16 @@ def command(program: str, **values: Any) -> None:
     as_json, store, out, resume, name, order, rollouts, sft, grpo, retain, watch = keep(
         values, "as_json", "store", "out", "resume", "name", "order", "rollouts", "sft", "grpo", "retain", "watch"
     )
+    steps, settings = [step.strip() for step in order.split(",") if step.strip()], (_settings(sft, "--sft"), _settings(grpo, "--grpo"))
     sizes = {split: size for split in ("train", "val", "gate", "test") if (size := values.pop(f"{split}_size")) is not None}
     if values["dry_run"]:
         dry_run(
-            "improve", program, values, as_json=as_json, store=store, sizes=sizes, repeats=rollouts, retain=retain,
-            order=[step.strip() for step in order.split(",")], grpo=_settings(grpo, "--grpo"),
+            "improve", program, values, as_json=as_json, store=store, sizes=sizes, repeats=rollouts, order=steps,
+            sft=settings[0], grpo=settings[1], retain=retain, watch=watch,
         )  # fmt: skip
         return
     report = improve(
-        program, name=name, order=[step.strip() for step in order.split(",") if step.strip()], rollouts=rollouts,
-        sft=_settings(sft, "--sft"), grpo=_settings(grpo, "--grpo"), retain=retain, watch=watch, out=out, store=store,
+        program, name=name, order=steps, rollouts=rollouts, sft=settings[0], grpo=settings[1], retain=retain, watch=watch, out=out, store=store,
         resume=resume, sizes=sizes, progress=Console(),  # type: ignore[arg-type]
         **run_config(values),
     ).to_dict()  # fmt: skip
