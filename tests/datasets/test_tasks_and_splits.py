@@ -98,6 +98,22 @@ def test_a_missing_input_names_the_columns_there_are(tmp_path: Path) -> None:
     assert load_tasks(path, inputs=["question"], rename={"prompt": "question"})[0].inputs == {"question": "q"}
 
 
+def test_all_rows_without_an_input_are_named_at_once(tmp_path: Path) -> None:
+    rows = ["a,q1", ",q2", "b,q3", ",q4", '"",q5']
+    (tmp_path / "a.csv").write_text("question,queue\n" + "\n".join(rows) + "\n")
+    wanted = r"a\.csv:3, \S*a\.csv:5, \S*a\.csv:6: every input is empty\. Fill in an input, or remove these rows"
+    for load in (load_tasks, load_splits):
+        with pytest.raises(DataError, match=wanted):
+            load(str(tmp_path / "a.csv"), inputs=["question"])
+    many = write(tmp_path / "b.jsonl", [{"question": "q"}, *({"question": ""} for _ in range(30))])
+    with pytest.raises(DataError, match=r":21 and more: every input is empty") as caught:
+        load_tasks(many, inputs=["question"])
+    assert str(caught.value).count("b.jsonl:") == 20
+    broken = write(tmp_path / "c.jsonl", [{"question": ""}, {"question": ""}, {"text": "no question"}])
+    with pytest.raises(DataError, match=r"c\.jsonl:1, \S*c\.jsonl:2: every input is empty"):
+        load_tasks(broken, inputs=["question"])
+
+
 def test_splits_do_not_depend_on_order_or_company(tmp_path: Path) -> None:
     rows = questions(200)
     whole = load_splits(write(tmp_path / "a.jsonl", rows))

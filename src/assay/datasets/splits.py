@@ -4,6 +4,7 @@ The split of a task is the same in every command, whatever the seed and whatever
 constant: of each split only the tasks with the smallest hashes are kept, spread evenly over task types.
 """
 
+import functools
 import hashlib
 import heapq
 import json
@@ -13,13 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from assay.datasets.sources import iter_rows
-from assay.datasets.tasks import SPLITS, Task, make_task
+from assay.datasets.tasks import SPLITS, EmptyInputs, Task, make_task
 from assay.errors import DataError, SealedSplit
 
 __all__ = ["SHARES", "SPLITS", "Splits", "load_splits", "load_tasks", "renamed"]
 
 SHARES: Mapping[str, int] = {"train": 40, "val": 20, "gate": 20, "test": 20}  # per cent
 LIMITS: Mapping[str, int] = {"train": 1000, "val": 300, "gate": 300, "test": 300}  # tasks kept of each split
+_NAMED = 20  # rows that an error names
 
 
 @dataclass
@@ -81,10 +83,36 @@ def split_of(content_hash: str, salt: str, shares: Mapping[str, int] = SHARES) -
 
 
 def _tasks(spec: str, inputs: Collection[str] | None, rename: Mapping[str, str] | None) -> Iterator[Task]:
-    for where, row in iter_rows(spec):
-        if rename:
-            row = renamed(row, rename, where)
-        yield make_task(row, where=where, inputs=inputs)
+    rows = iter_rows(spec)
+
+    def task_of(where: str, row: Mapping[str, Any]) -> Task:
+        return make_task(renamed(row, rename, where) if rename else row, where=where, inputs=inputs)
+
+    for where, row in rows:
+        try:
+            task = task_of(where, row)
+        except EmptyInputs as error:
+            raise _empty_inputs(error, (functools.partial(task_of, *more) for more in rows)) from None
+        yield task
+
+
+def _empty_inputs(first: EmptyInputs, others: Iterator[Callable[[], Task]]) -> DataError:
+    """An error that names the other rows without an input as well: one that names the first alone has to be met once for each of them."""
+    places = [first.where]
+    try:
+        for made in others:
+            try:
+                made()
+            except EmptyInputs as error:
+                places.append(error.where)
+            if len(places) > _NAMED:
+                break
+    except DataError:
+        pass  # another fault ends the reading; it is named once these rows are mended
+    if len(places) == 1:
+        return first
+    shown = ", ".join(places[:_NAMED]) + (" and more" if len(places) > _NAMED else "")
+    return DataError(f"{shown}: every input is empty. Fill in an input, or remove these rows")
 
 
 def renamed(row: Mapping[str, Any], rename: Mapping[str, str], where: str) -> dict[str, Any]:

@@ -10,12 +10,20 @@ from typing import Any
 
 from assay.errors import DataError
 
-__all__ = ["SPLITS", "Task", "make_task"]
+__all__ = ["SPLITS", "EmptyInputs", "Task", "make_task"]
 
 _STRUCTURE = {"id", "task_type", "split", "inputs", "expected", "metadata"}
 SPLITS = ("train", "val", "gate", "test")
 _ID = 200  # characters of an id
 _USUAL_OUTPUTS = {"answer", "label", "output", "expected", "target", "category", "gold"}
+
+
+class EmptyInputs(DataError):
+    """A row has no input with a value. `where` says which."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(f"{where}: every input is empty. Fill in an input, or remove the row")
+        self.where = where
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +81,7 @@ def make_task(row: Mapping[str, Any], *, where: str = "row", inputs: Collection[
             flag="--rename COLUMN=NAME",
         )
     if not given or all(value is None or value == "" for value in given.values()):
-        raise DataError(f"{where}: every input is empty")
+        raise EmptyInputs(where)
     for name, value in {**given, **expected}.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise DataError(f"{where}: {name}={value!r} is not a finite number")
