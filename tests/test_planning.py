@@ -70,6 +70,19 @@ def test_estimates_by_hand_and_minutes_from_the_store(place: Path) -> None:
     assert plan("compile", "mine.py:Mine", **options, max_calls=50).calls == 50
 
 
+def test_duplicates_and_contradictions_are_told_before_and_after(place: Path) -> None:
+    data = place / "data.jsonl"
+    rows = [json.dumps({"row": at, **json.loads(line)}) for at, line in enumerate(data.read_text().splitlines())]
+    more = [json.dumps({"row": 200, "question": "What is 5?", "answer": "5"}), json.dumps({"row": 201, "question": "What is 6?", "answer": "7"})]
+    data.write_text("\n".join([*rows, *more]))
+    words = ["evaluate", "mine.py:Mine", "--rubric", "r.yaml", "--data", "data.jsonl", "--model", "openai/gpt-4o-mini", "--dry-run"]
+    ended = CliRunner().invoke(group, words, standalone_mode=False, catch_exceptions=False)
+    assert "(1 duplicate and 1 contradiction left out)" in ended.output
+    lm = scripted_lm(lambda request: json.dumps({"answer": "4"}))
+    report = assay.evaluate("mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm, adapter="json", sizes={"val": 8})
+    assert "of the data: 1 duplicate and 1 contradiction left out" in report.notes
+
+
 def test_the_runs_of_a_training_by_hand() -> None:
     assert training_runs(PolicyConfig(), val=50) == 30 * 4 * 6 + 4 * 2 * 16  # evaluated before step 1 and after steps 10, 20 and 30
     short = PolicyConfig(steps=5, tasks=2, num_generations=3, iterations=2, evaluate_every=4, held_out=8)

@@ -345,7 +345,7 @@ def evaluate(
     config, shown = RunConfig.of(program, rubric, data, lm, **options), progress or Progress()
     evaluation, stopped, alarms = Evaluation(), None, list[str]()
     with open_job(config, program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume, need=(split,), opens_as=opens_as) as job:
-        few = too_few_to_score(job.splits.sizes(), split)
+        few, left_out = too_few_to_score(job.splits.sizes(), split), job.splits.left_out()
         if few is not None:
             shown.say(f"warning: {few}")
         tasks = job.splits.unseal() if split == "test" else getattr(job.splits, split)
@@ -365,5 +365,5 @@ def evaluate(
             corrected = corrected_by_people(job.session.rubric, job.store, job.run_id)
     return EvaluationReport(
         evaluation, job.session.meter, split, stopped, job.session.recorder.unrecorded, job.store.dropped, alarms, corrected, job.openings,
-        [few] if few else [],
+        [*([few] if few else []), *([f"of the data: {left_out}"] if left_out else [])],
     )  # fmt: skip

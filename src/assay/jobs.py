@@ -299,6 +299,7 @@ def open_job(
             check_pinned(artifact, run.lm)
         settings = artifact.settings if artifact else {"adapter": None, "parameters": {}}
         student = Student(known, session, adapter=config.adapter or settings["adapter"])
+        splits.outputs = frozenset(name for predictor in student.program.predictors() for name in predictor.signature.output_fields)
         student.set_parameters({**settings["parameters"], **config.parameters})
         path = None if isinstance(rubric, Rubric) else rubric
         job = Job(config, run.folder, run.run_id, splits, student, session, run.store, artifact, path, was_done=run.was_done)

@@ -39,6 +39,7 @@ class Plan:
     tokens: int
     cost_usd: float | None
     minutes: float | None
+    left_out: str = ""  # rows of the data: duplicates and contradictions
     warnings: Sequence[str] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -48,7 +49,8 @@ class Plan:
         price = "cost unknown for these models" if self.cost_usd is None else f"${self.cost_usd:.2f}"
         minutes = "minutes unknown: the store has no call of this model yet" if self.minutes is None else minutes_text(self.minutes)
         splits = ", ".join(f"{name} {count}" for name, count in self.sizes.items())
-        return [f"tasks: {splits}", f"estimate: {self.calls:,} calls, about {self.tokens:,} tokens, {price}, {minutes}", *self.warnings]
+        left_out = f" ({self.left_out})" if self.left_out else ""
+        return [f"tasks: {splits}{left_out}", f"estimate: {self.calls:,} calls, about {self.tokens:,} tokens, {price}, {minutes}", *self.warnings]
 
 
 def plan(
@@ -144,7 +146,7 @@ def _plan(job: Job, kind: str, calls: int, store: str | Path | None, warnings: l
     prompt = 120 + shown * (1 + job.config.demos)
     latency = _latency_s(store, session.lm.model)
     return Plan(
-        kind=kind, sizes=job.splits.sizes(), calls=calls, tokens=calls * (prompt + _ANSWER), warnings=warnings,
+        kind=kind, sizes=job.splits.sizes(), calls=calls, tokens=calls * (prompt + _ANSWER), left_out=job.splits.left_out(), warnings=warnings,
         cost_usd=price_of(session.lm, calls * prompt, calls * _ANSWER),
         minutes=None if latency is None else calls * latency / max(1, session.threads) / 60,
     )  # fmt: skip

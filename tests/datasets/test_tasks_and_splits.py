@@ -141,6 +141,18 @@ def test_duplicates_never_stand_in_two_splits_and_are_counted(tmp_path: Path) ->
     assert sorted(inputs) == sorted({f"q{i}" for i in range(50)})
 
 
+def test_a_column_that_is_no_output_makes_no_contradiction(tmp_path: Path) -> None:
+    rows = [{"ticket": f"T{at}", **row} for at, row in enumerate([*questions(50), *questions(2), {"question": "q5", "answer": "other"}])]
+    splits = load_splits(write(tmp_path / "a.jsonl", rows), inputs=["question"])
+    assert splits.left_out() == "0 duplicates and 3 contradictions left out"  # no output is known
+    splits.outputs = frozenset({"answer", "reasoning"})
+    assert splits.left_out() == "2 duplicates and 1 contradiction left out"
+    assert splits.manifest()["duplicates"] == 2
+    splits.outputs = frozenset({"reply"})  # the data expect none of the outputs: a rubric may read any of their columns
+    assert splits.left_out() == "0 duplicates and 3 contradictions left out"
+    assert load_splits("arithmetic:size=60").left_out() == ""
+
+
 def test_two_tasks_with_one_id_are_refused(tmp_path: Path) -> None:
     rows = [{"id": "same", **row} for row in questions(40)]
     with pytest.raises(DataError, match="the id 'same'"):

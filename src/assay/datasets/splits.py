@@ -34,10 +34,30 @@ class Splits:
     _test: list[Task] = field(repr=False)
     salt: str = ""
     rows: int = 0
-    duplicates: int = 0
-    conflicts: int = 0  # same inputs, other expected outputs; the first one is kept
+    differing: Counter[frozenset[str]] = field(default_factory=Counter)  # rows with the inputs of an earlier one, by the columns that differ
+    outputs: frozenset[str] = frozenset()  # the program's output fields, as far as they are known
     on_open: Callable[[], None] | None = field(default=None, repr=False)  # called before the test split is opened
     _unsealed: bool = False
+
+    @property
+    def conflicts(self) -> int:
+        """Rows with the inputs of an earlier row and another expected output; the first one is kept.
+
+        Columns that are no output of the program, such as a number of the row, make no conflict where the data expect outputs.
+        """
+        told = {name for tasks in self.parts().values() for task in tasks for name in task.expected} & self.outputs
+        return sum(count for names, count in self.differing.items() if (names & told if told else names))
+
+    @property
+    def duplicates(self) -> int:
+        """Rows with the inputs of an earlier row and the same expected output."""
+        return self.differing.total() - self.conflicts
+
+    def left_out(self) -> str:
+        """How many rows are left out, and why, for people; "" where none is."""
+        counts = {"duplicate": self.duplicates, "contradiction": self.conflicts}
+        said = " and ".join(f"{count} {name}{'s' if count != 1 else ''}" for name, count in counts.items())
+        return f"{said} left out" if self.differing else ""
 
     @property
     def test(self) -> list[Task]:
@@ -193,18 +213,19 @@ def load_splits(
 def collect_splits(tasks: Iterable[Task], *, spec: str, salt: str, limits: Mapping[str, int], need: Sequence[str] = SPLITS) -> Splits:
     """`load_splits` for tasks that are already made."""
     samples = {name: _Sample(limits[name]) for name in SPLITS}
-    rows, tally = 0, Counter[str]()
+    rows, differing = 0, Counter[frozenset[str]]()
     named: dict[int, str] = {}  # 100 bytes a task, of files that name splits: only those can name two for one task
     for rows, task in enumerate(tasks, 1):
         name, rank = split_of(task.content_hash, salt)
         if task.split is not None:
             name = task.split
             if named.setdefault(rank, name) != name:  # it stays where it stood first, whether or not that split kept it
-                tally["duplicates"] += 1
+                differing[frozenset()] += 1
                 continue
         twin = next((s.ranks[rank] for s in samples.values() if rank in s.ranks), None) or samples[name].offer(rank, rows, task)
         if twin is not None:
-            tally["duplicates" if twin.expected == task.expected else "conflicts"] += 1
+            names = twin.expected.keys() | task.expected.keys()
+            differing[frozenset(name for name in names if twin.expected.get(name) != task.expected.get(name))] += 1
     if rows == 0:
         raise DataError(f"{spec} has no tasks")
     kept = {name: sample.tasks() for name, sample in samples.items()}
@@ -215,11 +236,11 @@ def collect_splits(tasks: Iterable[Task], *, spec: str, salt: str, limits: Mappi
         raise DataError(f"{spec}: {len(rows_of)} different tasks have the id {twice[0]!r}, those of rows {rows_of[:5]} first; ids must differ")
     if empty := [name for name in need if not kept[name]]:
         raise DataError(
-            f"{spec}: no task fell into {', '.join(empty)} ({rows - sum(tally.values())} different tasks in all; "
+            f"{spec}: no task fell into {', '.join(empty)} ({rows - differing.total()} different tasks in all; "
             f"shares are {', '.join(f'{name} {share} %' for name, share in SHARES.items())}). "
             "Add tasks, or name each task's split in a field 'split'."
         )
     return Splits(
         kept["train"], kept["val"], kept["gate"], kept["test"],
-        salt=salt, rows=rows, duplicates=tally["duplicates"], conflicts=tally["conflicts"],
+        salt=salt, rows=rows, differing=differing,
     )  # fmt: skip

@@ -174,8 +174,8 @@ def too_few_to_score(sizes: dict[str, int], split: str) -> str | None:
 def announce_splits(splits: Splits, progress: Progress) -> list[str]:
     """Says how large the splits of a job are that decides on gate and reports on test; returns what is wrong with that."""
     sizes = ", ".join(f"{name} {count}" for name, count in splits.sizes().items())
-    left_out = f" ({splits.duplicates} duplicates and {splits.conflicts} contradictions left out)" if splits.duplicates or splits.conflicts else ""
-    progress.say(f"tasks: {sizes}{left_out}; the test split is sealed")
+    left_out = splits.left_out()
+    progress.say(f"tasks: {sizes}{left_out and f' ({left_out})'}; the test split is sealed")
     warning = too_small(splits.sizes())
     if warning is None:
         return []
