@@ -109,6 +109,19 @@ def test_an_answer_without_any_expected_field_is_warned_of(place: Path) -> None:
     assert not any("warning" in line for line in heard.lines)
 
 
+def test_a_function_whose_text_is_another_field_than_the_rubric_reads_is_noted(place: Path) -> None:
+    def route(text: str) -> str:
+        return "bug"
+
+    report = assay.evaluate(route, rubric="r.yaml", data=rows(intent="bug"), lm=lm())
+    note = next(note for note in report.to_dict()["notes"] if "the program answers" in note)
+    assert "the tasks expect ['intent'], and the program answers ['answer']" in note
+    with Store() as store:
+        reasons = {verdict.reason for rollout in store.rollouts(split="val") for verdict in rollout.verdicts}
+    assert reasons == {"Expected 'bug', and the prediction has no field 'intent'; it has ['answer']."}
+    assert assay.evaluate(lambda text: {"intent": "bug"}, rubric="r.yaml", data=rows(intent="bug"), lm=lm()).to_dict()["notes"] == []
+
+
 def test_a_failed_verdict_is_the_judges_in_the_store(place: Path) -> None:
     def script(request: Any) -> Any:
         return dspy.lm15.ServerError("down") if "material to judge" in str(request) else answers(request)

@@ -245,8 +245,9 @@ def compile(
             job.end_as_before(kept)
             return _as_kept(job, kept)
         warnings = announce_splits(job.splits, shown)
-        _announce(job, shown, config, checked(job, job.splits.val, split="val"))
-        warnings += rehearsed(job)
+        measured = checked(job, job.splits.val, split="val")
+        _announce(job, shown, config, measured)
+        warnings += [*(measured.warnings if measured else ()), *rehearsed(job)]
         alarms = replay_of_rubric(job.session.rubric, job.session)
         outcome = compile_prompts(job.student, job.splits, job.session, check, folder=job.folder)
         outcome.notes += [*warnings, *alarms]
@@ -346,6 +347,7 @@ def evaluate(
     evaluation, stopped, alarms = Evaluation(), None, list[str]()
     with open_job(config, program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume, need=(split,), opens_as=opens_as) as job:
         few, left_out = too_few_to_score(job.splits.sizes(), split), job.splits.left_out()
+        notes = [*([few] if few else []), *([f"of the data: {left_out}"] if left_out else [])]
         if few is not None:
             shown.say(f"warning: {few}")
         tasks = job.splits.unseal() if split == "test" else getattr(job.splits, split)
@@ -353,7 +355,8 @@ def evaluate(
         known = job.runs_before("evaluate")
         try:
             if any((task.id, sample) not in known for task in tasks for sample in range(samples)):
-                checked(job, tasks, split=split)
+                measured = checked(job, tasks, split=split)
+                notes += measured.warnings if measured else ()
             alarms = replay_of_rubric(job.session.rubric, job.session)
             with job.session.phase("evaluate"):
                 run_evaluation(job.student, tasks, job.session, name=f"evaluate: {split}", samples=samples, into=evaluation, known=known)
@@ -365,5 +368,5 @@ def evaluate(
             corrected = corrected_by_people(job.session.rubric, job.store, job.run_id)
     return EvaluationReport(
         evaluation, job.session.meter, split, stopped, job.session.recorder.unrecorded, job.store.dropped, alarms, corrected, job.openings,
-        [*([few] if few else []), *([f"of the data: {left_out}"] if left_out else [])],
+        notes,
     )  # fmt: skip

@@ -6,6 +6,7 @@ Does not import programs or load data: `assay.jobs.open_job` has done that befor
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 import dspy
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
@@ -92,12 +93,13 @@ def preflight(session: Session, student: Student, tasks: Sequence[Task], *, spli
         verdicts.ask(first[0], runs[0])
         verdicts.require(tasks)
         spent = session.meter.usage
-    for warning in verdicts.warnings():
+    warnings = verdicts.warnings()
+    for warning in warnings:
         session.progress.say(f"warning: {warning}")
     ask_reflection(session)
     check_prices(session, max_cost_usd, unpriced=session.meter.usage.unpriced - before.unpriced)
     asked = spent.calls + spent.cached - before.calls - before.cached
-    return _measured(runs, asked)
+    return replace(_measured(runs, asked), warnings=tuple(warnings))
 
 
 def preflight_judges(session: Session, tasks: Sequence[Task], *, split: str, max_cost_usd: float | None = None) -> None:

@@ -43,12 +43,14 @@ class Progress:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one run took. `calls`: of the program; `judge_calls`: of its judges; `tokens` and `latency_s`: of one call, None where unknown."""
+    """What one run took. `calls`: of the program; `judge_calls`: of its judges; `tokens` and `latency_s`: of one call, None where unknown.
+    `warnings`: what the rubric cannot see in its answer."""
 
     calls: float
     judge_calls: float
     tokens: float | None
     latency_s: float | None
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass

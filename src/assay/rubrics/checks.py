@@ -72,6 +72,13 @@ def _found(prediction: dict[str, Any], name: str) -> Any:
     return prediction[name]
 
 
+def _differs(prediction: dict[str, Any], name: str, wanted: Any) -> str:
+    """What is wrong where a field is not what was expected."""
+    if name not in prediction:
+        return f"expected {_text(wanted)!r}, and the prediction has no field {name!r}; it has {sorted(prediction)}"
+    return f"expected {_text(wanted)!r}, found {_text(_found(prediction, name))[:200]!r}"
+
+
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
@@ -91,7 +98,7 @@ def exact(task: Task, prediction: dict[str, Any], rollout: Rollout | None, field
     name, wanted = _expected(task, field)
     found = _found(prediction, name)
     same = found is not None and _norm(found, case) == _norm(wanted, case)
-    return Grade(value=float(same), reason="" if same else f"Expected {_text(wanted)!r}, found {_text(found)[:200]!r}.")
+    return Grade(value=float(same), reason="" if same else f"E{_differs(prediction, name, wanted)[1:]}.")
 
 
 def fields_match(task: Task, prediction: dict[str, Any], rollout: Rollout | None, all_or_nothing: bool = False, case: bool = False) -> Grade:
@@ -99,7 +106,7 @@ def fields_match(task: Task, prediction: dict[str, Any], rollout: Rollout | None
     if not task.expected:
         raise NoGrade(f"task {task.id!r} expects no fields")
     wrong = [
-        f"{name}: expected {_text(wanted)!r}, found {_text(_found(prediction, name))[:200]!r}"
+        f"{name}: {_differs(prediction, name, wanted)}"
         for name, wanted in task.expected.items()
         if (found := _found(prediction, name)) is None or _norm(found, case) != _norm(wanted, case)
     ]

@@ -83,8 +83,8 @@ def tune(
         if apply is not None:
             student_at(job, Point(str(apply), {}), config)  # refused now, and not after the search
         warnings = announce_splits(job.splits, shown)
-        checked(job, job.splits.val, split="val")
-        warnings += rehearsed(job)
+        measured = checked(job, job.splits.val, split="val")
+        warnings += [*(measured.warnings if measured else ()), *rehearsed(job)]
         price = price_of(job.session.lm, 300, 40) or 0.0
         pair = forecast_pair(job.student.program, job.session, cost_per_call=price)
         plan = plan_report(job.splits, job.session.meter, config.decisions, pair=pair, searching=True)
