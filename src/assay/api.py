@@ -116,6 +116,13 @@ class EvaluationReport(Shown):
         }  # fmt: skip
 
 
+@dataclass(frozen=True, kw_only=True)
+class _EvaluateConfig(RunConfig):
+    """Settings of `evaluate`. Another split is another job, so that `resume` continues a run of the same one."""
+
+    split: str | None = None  # of val, so that earlier runs keep their key
+
+
 def load(path: str | Path, *, program: dspy.Module | None = None) -> dspy.Module:
     """The compiled program of an artifact, with its adapter and parameters: `assay.load(path)(question=…)`.
 
@@ -342,8 +349,8 @@ def evaluate(
     if lm is None and options.get("model") is None and isinstance(program, str) and is_artifact(program):
         options = with_model_of(program, options)
     lm = given_lm(lm, options)
-    options = {"kind": "evaluate", **{key: value for key, value in options.items() if value is not None}}
-    config, shown = RunConfig.of(program, rubric, data, lm, **options), progress or Progress()
+    options = {"kind": "evaluate", "split": None if split == "val" else split, **{key: value for key, value in options.items() if value is not None}}
+    config, shown = _EvaluateConfig.of(program, rubric, data, lm, **options), progress or Progress()
     evaluation, stopped, alarms = Evaluation(), None, list[str]()
     with open_job(config, program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume, need=(split,), opens_as=opens_as) as job:
         few, left_out = too_few_to_score(job.splits.sizes(), split), job.splits.left_out()

@@ -64,7 +64,12 @@ __all__ = [
 
 # how far and where, not what
 _NOT_THE_JOB = ("threads", "cache", "trials", "storage", "workers", "executor", "preflight", "difference", "early_stop", "token_margin")
-_LATER = ("judge_api_base", "reflection_api_base", "optimizer_settings")  # settings that came later: where they are not used, a job keeps its key
+_LATER = (
+    "judge_api_base",
+    "reflection_api_base",
+    "optimizer_settings",
+    "split",
+)  # settings that came later: where they are not used, a job keeps its key
 DEFAULT_MODEL = "embedded/smollm2-135m"
 
 

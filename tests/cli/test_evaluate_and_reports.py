@@ -63,6 +63,24 @@ def invoked(*arguments: str) -> str:
     return done.stdout
 
 
+def test_resume_continues_a_run_of_the_same_split(tmp_path: Path) -> None:
+    flags = project(tmp_path)
+    rows = [{"question": q, "answer": "a", "split": split} for split, letters in (("train", "axyz"), ("val", "abcd")) for q in letters]
+    (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for split in ("train", "val"):
+        invoked("evaluate", "p.py:half", *flags, "--split", split)
+    with Store() as store:  # the later one is the one of val, which did not end
+        runs = json.loads(invoked("runs", "list", "--json"))["runs"]
+        store.put_run(runs[0]["id"], kind="evaluate", config=runs[0], status="failed", started_at=1.0)
+    invoked("evaluate", "p.py:half", *flags, "--split", "train", "--resume")
+    found = {run["id"]: run["status"] for run in json.loads(invoked("runs", "list", "--json"))["runs"]}
+    assert found == {runs[0]["id"]: "failed", runs[1]["id"]: "done"}
+    with Store() as store:
+        splits = {(rollout.run_id, rollout.split) for rollout in store.rollouts() if rollout.phase == "evaluate"}
+    assert splits == {(runs[0]["id"], "val"), (runs[1]["id"], "train")}
+    assert runs[0]["id"].partition("-")[0] != runs[1]["id"].partition("-")[0]
+
+
 def test_two_programs_are_compared_task_by_task_and_their_runs_and_rollouts_listed(tmp_path: Path) -> None:
     data = json.loads(invoked("compare", "p.py:half", "p.py:whole", *project(tmp_path), "--json"))
     assert (data["a"]["score"], data["b"]["score"]) == (0.25, 1.0)
