@@ -695,6 +695,23 @@ def test_a_reward_reads_all_fields_of_the_answers_and_names_the_checks_that_it_c
     assert asyncio.run(module.reward(["Refund?"], [[{"role": "assistant", "content": answer}]], **columns)) == [0.75]
 
 
+def test_what_is_left_out_is_of_the_runs_and_programs_that_are_drawn_on(store: Store) -> None:
+    put(store, turn(0, "a", "b"), run_id="mine", task="t1")
+    put(store, turn(0, "a", "b"), run_id="mine", task="t2", split="test")
+    for status in ("done", "error"):
+        put(store, turn(0, "a", "b"), run_id="other", task="t3", split="gate", status=status, program="q")
+    _, manifest = exported(store, "transitions", selection=Selection(runs=("mine",)))
+    assert manifest["left_out"] == {"of the gate or test split": 1}
+    _, manifest = exported(store, "transitions", "two", selection=Selection(programs=("p",)))
+    assert manifest["left_out"] == {"of the gate or test split": 1}
+    for selection, message in (
+        (Selection(runs=("nosuch",)), "no rollout is of the run 'nosuch'.*'mine', 'other'"),
+        (Selection(programs=("P",)), "no rollout is of the program 'P'.*'p', 'q'"),
+    ):
+        with pytest.raises(DataError, match=message):
+            exported(store, "transitions", "three", selection=selection)
+
+
 def test_token_ids_go_with_whatever_they_spelled(store: Store) -> None:
     call = ToolCall(name="send", arguments={"to": "jane.doe@corp.com"}, result="sent")
     put(

@@ -23,7 +23,7 @@ def _options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--out", required=True, metavar="DIR", help="A new folder."),
         click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE."),
         click.option("--run", "runs", multiple=True, help="Only of this run; repeatable, as the next four."),
-        click.option("--program", "programs", multiple=True, help="Only of this program."),
+        click.option("--program", "programs", multiple=True, help="Only of this program, by its whole name (assay traces list)."),
         click.option("--task-type", "task_types", multiple=True, help="Only of this task type."),
         click.option("--source", "sources", multiple=True, help="Only of this source: program, gateway, otlp, …"),
         click.option("--tenant", "tenants", multiple=True, help="A tenant whose rollouts may be used; those of others never are."),

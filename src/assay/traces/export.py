@@ -30,7 +30,7 @@ from assay.traces.records import Rollout, subject_digest
 from assay.traces.restrictions import SHOWN, Restrictions
 from assay.traces.rows import as_json
 from assay.traces.sealing import SplitFinder, claim_salt
-from assay.traces.selection import Episode, Overlap, Turn, count_turns, left_out, read_groups, sealed_tasks
+from assay.traces.selection import Episode, Overlap, Turn, check_named, count_turns, left_out, read_groups, sealed_tasks
 from assay.traces.shown import OwnTask
 from assay.traces.store import Store
 from assay.traces.writing import RowWriter, trl_files
@@ -92,6 +92,7 @@ def export_traces(
     if config.privacy_key is not None and Path(config.privacy_key).absolute().is_relative_to(folder):
         raise ConfigError(f"the key {config.privacy_key} would lie in the export and travel with it: keep it elsewhere")
     store.flush()
+    check_named(store, config.selection)
     splits = SplitFinder(store)
     sealed, overlap = sealed_tasks(store, splits)
     run = _Export(store, config, sealed, overlap, splits)

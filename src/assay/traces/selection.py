@@ -16,7 +16,7 @@ import orjson
 import sqlalchemy as sa
 
 from assay.datasets.overlap import RUN, word_runs
-from assay.errors import FailureKind
+from assay.errors import DataError, FailureKind
 from assay.traces import schema
 from assay.traces.dialects import answer_of, chat_messages
 from assay.traces.records import Rollout, subject_digest
@@ -24,9 +24,10 @@ from assay.traces.rows import rollout_of
 from assay.traces.sealing import SEALED, SplitFinder, task_key
 from assay.traces.store import Store
 
-__all__ = ["Episode", "Overlap", "Selection", "Turn", "count_turns", "left_out", "read_groups", "sealed_tasks", "task_key"]
+__all__ = ["Episode", "Overlap", "Selection", "Turn", "check_named", "count_turns", "left_out", "read_groups", "sealed_tasks", "task_key"]
 
 _GIVEN = ("given", "granted", "yes", "y", "true", "1", "agreed", "obtained", "explicit", "opt-in", "opted-in")  # words of consent; any other is none
+_NAMED = 10  # runs, programs, … that are listed where none is of the name
 _SEALED_INPUTS = "whose inputs are those of a sealed task"
 _SEALED_SPLIT = "whose task is in the gate or test split by the store's salt"
 
@@ -44,16 +45,28 @@ class Selection:
     require_consent: bool = False
     rated: bool = False  # by a person
 
+    def named(self) -> dict[str, tuple[Any, tuple[str, ...]]]:
+        """Columns with the values that were named, by what they are called."""
+        r = schema.rollouts
+        return {
+            "run": (r.c.run_id, self.runs), "program": (r.c.program, self.programs), "task type": (r.c.task_type, self.task_types),
+            "source": (r.c.source, self.sources),
+        }  # fmt: skip
+
+    def drawn(self) -> list[Any]:
+        """As conditions: the runs, programs, task types and sources that are drawn on, whatever became of their rollouts."""
+        r = schema.rollouts
+        found = [column.in_(values) for column, values in self.named().values() if values]
+        own = [] if self.sources else [r.c.source != "judge"]  # a judge's calls are no agent's
+        return [*found, *own, r.c.phase != "preflight", r.c.source != "outside"]
+
     def where(self) -> list[Any]:
         """As conditions on the table of rollouts; consent and tenants included, sealed inputs not."""
         r = schema.rollouts
-        named = [(r.c.run_id, self.runs), (r.c.program, self.programs), (r.c.task_type, self.task_types), (r.c.source, self.sources)]
-        found = [column.in_(values) for column, values in named if values]
-        own = [] if self.sources else [r.c.source != "judge"]  # a judge's calls are no agent's
         consent = [r.c.consent.is_not(None)] if self.require_consent else []
         rated = [r.c.human_rating.is_not(None)] if self.rated else []
         return [
-            *found, *own, r.c.phase != "preflight", r.c.source != "outside", r.c.status.in_(("done", "failed")), sa.not_(_sealed()),
+            *self.drawn(), r.c.status.in_(("done", "failed")), sa.not_(_sealed()),
             sa.or_(r.c.tenant.is_(None), r.c.tenant.in_(self.tenants)), sa.not_(_no_consent()), *consent, *rated,
         ]  # fmt: skip
 
@@ -331,8 +344,23 @@ def count_turns(store: Store, selection: Selection) -> int:
         )
 
 
+def check_named(store: Store, selection: Selection) -> None:
+    """Refuses a run, program, task type or source that no rollout has.
+
+    Raises:
+        DataError: which, and what there is.
+    """
+    with store.engine.connect() as connection:
+        for what, (column, values) in selection.named().items():
+            for value in values:
+                if connection.execute(sa.select(sa.literal(1)).where(column == value).limit(1)).first() is None:
+                    there = connection.execute(sa.select(column).where(column.is_not(None)).distinct().limit(_NAMED + 1)).scalars().all()
+                    names = ", ".join(sorted(map(repr, there[:_NAMED]))) + (", …" if len(there) > _NAMED else "")
+                    raise DataError(f"no rollout is of the {what} {value!r}, which is to be its whole name; the store has {names or 'none'}")
+
+
 def left_out(store: Store, selection: Selection) -> dict[str, int]:
-    """Rollouts that the selection does not draw on, by why; sealed inputs are counted while reading."""
+    """Rollouts of the runs, programs, task types and sources drawn on that are left out, by why; sealed inputs are counted while reading."""
     r = schema.rollouts
     reasons = {
         "of the gate or test split": _sealed(),
@@ -346,5 +374,5 @@ def left_out(store: Store, selection: Selection) -> dict[str, int]:
     counts: Counter[str] = Counter()
     with store.engine.connect() as connection:
         for name, condition in reasons.items():
-            counts[name] = connection.execute(sa.select(sa.func.count()).select_from(r).where(r.c.source != "outside", condition)).scalar() or 0
+            counts[name] = connection.execute(sa.select(sa.func.count()).select_from(r).where(*selection.drawn(), condition)).scalar() or 0
     return {name: count for name, count in counts.items() if count}
