@@ -92,6 +92,16 @@ def test_a_check_of_ones_own_that_raises_is_said_with_its_error(place: Path) -> 
     with pytest.raises(RubricError, match="KeyError: 'queue'") as caught:
         evaluated(rows(label="bug"), rubric="mine.yaml")
     assert "rename=" not in str(caught.value)  # no column of the data mends that
+    assert "KeyError: 'queue' (mine.py:2)" in str(caught.value)
+    assert "task.inputs has ['text'], task.expected ['label'], and the prediction ['intent']" in str(caught.value)
+
+
+def test_a_check_that_takes_a_task_for_a_mapping_is_told_its_fields(place: Path) -> None:
+    (place / "mine.py").write_text("def right(task, prediction, rollout):\n    wanted = task['label']\n    return wanted == prediction['intent']\n")
+    (place / "mine.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'mine.py:right'}\n")
+    with pytest.raises(RubricError) as caught:
+        evaluated(rows(label="bug"), rubric="mine.yaml")
+    assert "its values are in task.inputs, task.expected and task.metadata: task.expected['label'] (mine.py:2)" in str(caught.value)
 
 
 def test_a_check_that_decides_later_tasks_does_not_stop_a_job(place: Path) -> None:

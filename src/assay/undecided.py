@@ -66,6 +66,7 @@ class Verdicts:
             lines = [f"criterion {c.name!r} could not be graded on {self._where()}: {self.missing[c.name]}" for c in checks]
             wanted = ", ".join(f"{old!r}: {new!r}" for old, new in sorted(hints))
             lines += [f"Where that is a column of the data, rename it: rename={{{wanted}}}"] if hints else []
+            lines += [] if hints else [self._fields()]
             flags = [f"--rename {old}={new}" for old, new in sorted(hints)]
             raise RubricError("\n".join([*lines, SKIP]), flag=", ".join([*flags, SKIP_FLAG]))
         judges = {c.name for c in self.rubric.finals if c.judge is not None} & self.missing.keys()
@@ -87,6 +88,11 @@ class Verdicts:
             f"the tasks expect {sorted(task.expected)}, and the program answers {sorted(fields)}: a check that compares fields of one name gives 0 "
             f"({', '.join(failed)}). Rename a column of the data, or name the field in the rubric (with: {{field: NAME}})"
         ]
+
+    def _fields(self) -> str:
+        """What a check can read."""
+        task, fields, _ = self.seen[-1]
+        return f"task.inputs has {sorted(task.inputs)}, task.expected {sorted(task.expected)}, and the prediction {sorted(fields)}"
 
     def _where(self) -> str:
         ids = [repr(task.id) for task, _, _ in self.seen]

@@ -417,8 +417,9 @@ def test_what_the_rubric_could_not_decide_and_why_runs_failed_is_reported(tmp_pa
     options: dict[str, Any] = {"data": DATA, "lm": scripted_lm(student_of_examples), "sizes": {"val": 4}, "store": tmp_path / "a.db"}
     with pytest.raises(RubricError, match=r"'right' could not be graded on any of the first 3 tasks .*the ruler broke"):
         assay.evaluate("math_qa", rubric=half, **options)
+    line = boom.__code__.co_firstlineno + 1
     report = assay.evaluate("math_qa", rubric=half, preflight=False, **options).to_dict()["result"]
-    assert report["undecided"] == {"right": {"n": 4, "of": 4, "reason": "RuntimeError: the ruler broke"}}
+    assert report["undecided"] == {"right": {"n": 4, "of": 4, "reason": f"RuntimeError: the ruler broke (test_compile.py:{line})"}}
     assert report["coverage"] == 0.0
     failed = assay.evaluate(Broken(), rubric="math_qa", preflight=False, **options).to_dict()["result"]
     assert (failed["failed"], failed["why_failed"], failed["score"]) == (4, "KeyError: 'boom'", 0.0)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 from assay.errors import DataError
 
@@ -36,6 +36,11 @@ class Task:
     expected: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     split: str | None = None  # named by the file; else None and the hash decides
+
+    def __getitem__(self, name: object) -> NoReturn:
+        """Says where a task's values are to one who writes `task[name]`."""
+        part = next((part for part in ("expected", "inputs", "metadata") if name in getattr(self, part)), "expected")
+        raise TypeError(f"a task has no items; its values are in task.inputs, task.expected and task.metadata: task.{part}[{name!r}]")
 
     @cached_property
     def content_hash(self) -> str:

@@ -2,9 +2,11 @@
 
 import math
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 from assay.errors import FailureKind
@@ -67,12 +69,19 @@ def _decided(criterion: Criterion, decide: Any, task: Any, prediction: dict[str,
     except NoGrade as error:
         return _verdict(criterion, None, str(error))
     except Exception as error:
-        return _verdict(criterion, None, f"{type(error).__name__}: {error}")
+        return _verdict(criterion, None, f"{type(error).__name__}: {error}{_place(criterion, error)}")
     if isinstance(answer, Grade):
         found = _verdict(criterion, answer.value, answer.reason)
         found.label, found.confidence = answer.label, answer.confidence
         return found
     return _verdict(criterion, answer, "")
+
+
+def _place(criterion: Criterion, error: Exception) -> str:
+    """File and line of the exception of a check, in the file that the check is in."""
+    code = getattr(criterion.check, "__code__", None)
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if code is not None and frame.filename == code.co_filename]
+    return f" ({Path(code.co_filename).name}:{lines[-1]})" if code is not None and lines else ""
 
 
 def _is_numpy_bool(value: Any) -> bool:
