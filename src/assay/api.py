@@ -17,7 +17,7 @@ from assay.datasets import SPLITS
 from assay.datasets.tasks import make_task
 from assay.deployment import load_artifact
 from assay.deployment.artifact import check_pinned, check_place, is_artifact, runnable, with_model_of
-from assay.errors import BudgetExceeded, ConfigError, ModelError, ProgramError
+from assay.errors import AssayError, BudgetExceeded, ConfigError, ModelError, ProgramError
 from assay.given import given_lm, given_program, takes
 from assay.jobs import DEFAULT_MODEL, Job, RunConfig, home_of, load_rubric, open_job, opened_store, salt_in
 from assay.keeping import keep_artifact, rehearsed
@@ -58,6 +58,8 @@ class CompileReport(Shown):
 
     @property
     def program(self) -> dspy.Module:
+        if self.kept is not None:
+            return load(self.artifact)
         return runnable(self.outcome.compiled.program, self.outcome.compiled.settings)
 
     def to_dict(self) -> dict[str, Any]:
@@ -270,15 +272,19 @@ def compile(
 
 
 def _as_kept(job: Job, kept: Mapping[str, Any]) -> CompileReport:
-    """The report of a run that had ended. Its outcome has no evaluations of single tasks."""
-    artifact = load_artifact(kept["artifact"])
-    compiled = Student(artifact.program, job.session, adapter=artifact.settings["adapter"])
-    compiled.set_parameters(artifact.settings["parameters"])
+    """The report of a run that had ended. Its outcome has no evaluations of single tasks, and the baseline for a program that cannot be loaded."""
+    compiled = job.student
+    try:
+        artifact = load_artifact(kept["artifact"])
+        compiled = Student(artifact.program, job.session, adapter=artifact.settings["adapter"])
+        compiled.set_parameters(artifact.settings["parameters"])
+    except AssayError as error:  # the report is all there: what cannot be loaded takes nothing from it
+        kept = {**kept, "notes": [*kept["notes"], f"the artifact cannot be loaded here: {error}"]}
     outcome = CompileOutcome(
         job.student, compiled, kept["winner"], kept["candidates"], [], kept["stopped"], replaces=kept["replaces"], notes=kept["notes"],
         gate=Gain.of(kept["gate"]), test_gain=Gain.of(kept["test"]["gain"]),
     )  # fmt: skip
-    return CompileReport(artifact.path, outcome, job.session.meter, job.config, kept=kept)
+    return CompileReport(Path(kept["artifact"]), outcome, job.session.meter, job.config, kept=kept)
 
 
 def _artifact_name(job: Job, config: RunConfig) -> str:

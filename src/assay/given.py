@@ -51,6 +51,10 @@ def takes(*settings: Any, also: tuple[str, ...] = ()) -> Callable[[_Function], _
         @functools.wraps(function)
         def call(*args: Any, **given: Any) -> Any:
             if unknown := sorted(given.keys() - known):
+                if "size" in unknown and "sizes" in known:
+                    raise TypeError(
+                        f"{function.__name__}() has no size of a single split: give sizes={{'val': {given['size']!r}}}, with the split's name"
+                    )
                 near = [(name, close[0]) for name in unknown if (close := difflib.get_close_matches(name, known, 1))]
                 hints = ", ".join(f"{right!r} instead of {wrong!r}" for wrong, right in near)
                 raise TypeError(

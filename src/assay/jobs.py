@@ -15,7 +15,7 @@ from typing import Any
 
 import dspy
 
-from assay.datasets import SPLITS, Splits, load_splits
+from assay.datasets import SPLITS, Splits, check_sizes, load_splits
 from assay.datasets.memory import data_spec
 from assay.deployment import Artifact, load_artifact
 from assay.deployment.artifact import check_pinned, is_artifact
@@ -105,10 +105,7 @@ class CommonConfig:
             raise ConfigError(f"seed={self.seed!r} must be at least 0")
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads={self.threads!r} must be at least 1")
-        if small := {name: size for name, size in self.sizes.items() if size < 1}:
-            raise ConfigError(f"sizes {small} must be at least 1")
-        if unknown := sorted(set(self.sizes) - set(SPLITS)):
-            raise ConfigError(f"sizes names {unknown}; the splits are {', '.join(SPLITS)}")
+        check_sizes(self.sizes)
 
     @property
     def caps(self) -> Caps:

@@ -8,7 +8,7 @@ import pytest
 from dspy.utils.exceptions import LMServerError
 
 import assay
-from assay.errors import BudgetExceeded
+from assay.errors import ArtifactError, BudgetExceeded
 from assay.models import Caps, Meter
 from assay.models.meter import Usage
 from assay.optimizers import Progress
@@ -113,6 +113,21 @@ def test_a_copy_of_the_artifact_goes_where_it_is_wanted(place: Path) -> None:
     again = assay.compile("mine.py:Mine", **job(script, max_calls=120, adapter="json", resume=True, out="there"))
     assert again.artifact == (place / "there").resolve()
     assert assay.load("there")
+
+
+def test_a_finished_compile_is_reported_again_though_its_artifact_cannot_be_loaded(place: Path) -> None:
+    script = Flaky()
+    first = assay.compile("mine.py:Mine", **job(script, max_calls=120, adapter="json")).to_dict()
+    calls = script.calls
+    source = next((Path(first["artifact"]) / "source").rglob("*.py"))
+    source.write_text("raise ImportError('gone')\n")
+    again = assay.compile("mine.py:Mine", **job(script, max_calls=120, adapter="json", resume=True))
+    assert script.calls == calls
+    data = again.to_dict()
+    assert "the artifact cannot be loaded here: " in data["notes"][-1]
+    assert {**data, "notes": data["notes"][:-1]} == json.loads(json.dumps(first))
+    with pytest.raises(ArtifactError):
+        _ = again.program
 
 
 def test_a_finished_tune_is_reported_again(place: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 import assay
 from assay.datasets import load_splits
 from assay.datasets.memory import data_spec
-from assay.errors import DataError, ProgramError
+from assay.errors import ConfigError, DataError, ParameterError, ProgramError
 from assay.testing import scripted_lm
 
 SPLITS = ("train", "val", "gate", "test")
@@ -188,3 +188,24 @@ def test_the_documentations_example_runs() -> None:
     assert found
     with dspy.context(lm=scripted_lm(as_answer)):
         exec(found[1], {"__name__": "documentation"})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "said"),
+    [
+        ({"size": 20}, TypeError, r"give sizes=\{'val': 20\}"),
+        ({"sizes": 20}, ConfigError, r"sizes=20 must map splits to numbers of tasks, such as sizes=\{'val': 20\}"),
+        ({"sizes": {"vall": 20}}, ConfigError, r"sizes names \['vall'\]; the splits are train, val"),
+        ({"sizes": {"val": "20"}}, ConfigError, r"sizes \{'val': '20'\} must be whole numbers of at least 1"),
+        ({"parameters": {"temprature": 0.2}}, ParameterError, "unknown agent parameter.*Did you mean 'temperature'"),
+        ({"parameters": {"max_steps": 2}}, ConfigError, "a plain dspy.Module, which has a temperature alone.* to have context_length, max_steps"),
+    ],
+)
+def test_misspelt_sizes_and_parameters_say_what_is_right(wrong: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        assay.evaluate(dspy.Predict("question -> answer"), rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer), **wrong)
+
+
+def test_sizes_of_numpy_are_numbers() -> None:
+    found = assay.evaluate(adds, rubric=rubric(), data=ROWS, lm=scripted_lm(as_answer), sizes={"val": np.int64(1)}).to_dict()
+    assert found["result"]["n"] == 1

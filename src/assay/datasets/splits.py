@@ -11,17 +11,32 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 from assay.datasets.sources import iter_rows
 from assay.datasets.tasks import SPLITS, EmptyInputs, Task, make_task
-from assay.errors import DataError, SealedSplit
+from assay.errors import ConfigError, DataError, SealedSplit
 
-__all__ = ["SHARES", "SPLITS", "Splits", "load_splits", "load_tasks", "renamed"]
+__all__ = ["SHARES", "SPLITS", "Splits", "check_sizes", "load_splits", "load_tasks", "renamed"]
 
 SHARES: Mapping[str, int] = {"train": 40, "val": 20, "gate": 20, "test": 20}  # per cent
 LIMITS: Mapping[str, int] = {"train": 1000, "val": 300, "gate": 300, "test": 300}  # tasks kept of each split
 _NAMED = 20  # rows that an error names
+
+
+def check_sizes(sizes: Any) -> None:
+    """Refuses what is no number of tasks by split.
+
+    Raises:
+        ConfigError: no mapping, a split that there is not, or no whole number of at least 1.
+    """
+    if not isinstance(sizes, Mapping):
+        raise ConfigError(f"sizes={sizes!r} must map splits to numbers of tasks, such as sizes={{'val': 20}}; the splits are {', '.join(SPLITS)}")
+    if unknown := sorted(map(str, set(sizes) - set(SPLITS))):
+        raise ConfigError(f"sizes names {unknown}; the splits are {', '.join(SPLITS)}")
+    if wrong := {name: size for name, size in sizes.items() if isinstance(size, bool) or not isinstance(size, Integral) or size < 1}:
+        raise ConfigError(f"sizes {wrong} must be whole numbers of at least 1")
 
 
 @dataclass

@@ -178,13 +178,15 @@ class Student(dspy.Module):  # type: ignore[misc]
         """
         if is_agent(self.program):
             self.program.set_parameters(parameters)
-        elif ignored := sorted(set(parameters) - {"temperature"}):
+            return
+        known = AgentParameters.of(parameters)
+        if ignored := sorted(set(parameters) - {"temperature"}):
             raise ConfigError(
-                f"{ignored} would have no effect: {type(self.program).__name__} is a plain dspy.Module. "
-                f"Write it as an assay.Agent to have {', '.join(RANGES)}."
+                f"{ignored} would have no effect: {type(self.program).__name__} is a plain dspy.Module, which has a temperature alone. "
+                f"Write it as an assay.Agent to have {', '.join(name for name in RANGES if name != 'temperature')}."
             )
-        elif "temperature" in parameters:
-            self.temperature = AgentParameters.of(parameters).temperature
+        if "temperature" in parameters:
+            self.temperature = known.temperature
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The five agent parameters. Frozen; out of range is an error that names the range."""
 
+import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,7 +49,9 @@ class AgentParameters(pydantic.BaseModel):
         """
         merged = {**(base or cls()).model_dump(), **values}
         if unknown := sorted(set(values) - set(RANGES)):
-            raise ParameterError(f"unknown agent parameter {unknown}; there are {', '.join(RANGES)}")
+            near = difflib.get_close_matches(unknown[0], RANGES, 1)
+            hint = f". Did you mean {near[0]!r}?" if near else ""
+            raise ParameterError(f"unknown agent parameter {unknown}; there are {', '.join(RANGES)}{hint}")
         if flags := sorted(name for name, value in values.items() if isinstance(value, bool)):
             raise ParameterError(f"{flags[0]}={values[flags[0]]!r} must be a number")
         try:
