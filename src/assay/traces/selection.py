@@ -372,7 +372,8 @@ def left_out(store: Store, selection: Selection) -> dict[str, int]:
         **({"without a person's rating": r.c.human_rating.is_(None)} if selection.rated else {}),
     }
     counts: Counter[str] = Counter()
+    drawn = selection.drawn() if any(values for _, values in selection.named().values()) else [r.c.source.not_in(("outside", "judge"))]  # by an index
     with store.engine.connect() as connection:
         for name, condition in reasons.items():
-            counts[name] = connection.execute(sa.select(sa.func.count()).select_from(r).where(*selection.drawn(), condition)).scalar() or 0
+            counts[name] = connection.execute(sa.select(sa.func.count()).select_from(r).where(*drawn, condition)).scalar() or 0
     return {name: count for name, count in counts.items() if count}
