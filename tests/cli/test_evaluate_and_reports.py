@@ -81,6 +81,21 @@ def test_resume_continues_a_run_of_the_same_split(tmp_path: Path) -> None:
     assert runs[0]["id"].partition("-")[0] != runs[1]["id"].partition("-")[0]
 
 
+def test_verdicts_of_judges_are_listed_apart_and_not_rated(tmp_path: Path) -> None:
+    with Store() as store:
+        for name, source in (("a", "program"), ("b", "judge")):
+            store.put_rollout(Rollout(id=name * 32, run_id="r", source=source, status="done", program=source, inputs={"question": name}))
+    header, row = invoked("traces", "list").splitlines()
+    assert header.split() == ["id", "time", "phase", "split", "status", "score", "failure", "program", "first", "input"]
+    assert row.startswith("a" * 16)
+    (verdict,) = json.loads(invoked("traces", "list", "--source", "judge", "--json"))["rollouts"]
+    assert verdict["id"] == "b" * 32
+    assert invoked("traces", "rate", "aaaa", "0.5") == "1 rollout rated\n"
+    refused = CliRunner().invoke(group, ["traces", "rate", "bbbb", "0.5"])
+    assert isinstance(refused.exception, ConfigError)
+    assert "is a verdict of a judge" in str(refused.exception)
+
+
 def test_two_programs_are_compared_task_by_task_and_their_runs_and_rollouts_listed(tmp_path: Path) -> None:
     data = json.loads(invoked("compare", "p.py:half", "p.py:whole", *project(tmp_path), "--json"))
     assert (data["a"]["score"], data["b"]["score"]) == (0.25, 1.0)
@@ -91,7 +106,7 @@ def test_two_programs_are_compared_task_by_task_and_their_runs_and_rollouts_list
     assert len(invoked("runs", "list").splitlines()) == 2
     shown = json.loads(invoked("runs", "show", runs[1]["id"][:8], "--json"))
     assert [part["n"] for part in shown["rollouts"] if part["phase"] == "evaluate"] == [4]
-    assert len(invoked("traces", "list", "--phase", "evaluate").splitlines()) == 8
+    assert len(invoked("traces", "list", "--phase", "evaluate").splitlines()) == 1 + 8
     for filters, count in (
         (["--program", "p.py:half", "--max-score", "0.5"], 3),
         (["--min-score", "0.5", "--status", "done"], 5),

@@ -92,7 +92,7 @@ def plan_report(
     Args:
         pair: what a pair of runs is expected to take.
         spread: standard deviation of the paired differences, as far as it is known.
-        searching: the search is still to come, and has half of each cap at least.
+        searching: the search is still to come, and has half of each cap at least; of the calls no more than its own cap.
     """
     sizes, needed = splits.sizes(), max(_LEAST, tasks_needed(decisions.difference, spread=spread))
     wanted = {name: sizes[name] if name in decisions.sized else min(sizes[name], needed) for name in ("gate", "test")}
@@ -111,15 +111,16 @@ def decision_tasks(splits: Splits, split: str, decisions: Decisions) -> list[Tas
 
 def _fitting(meter: Meter, pair: Usage, searching: bool) -> float:
     """Pairs of runs that the caps allow after what was searched; what gate and test have spent already, before a kill, is theirs."""
-    caps, done = meter.caps, [meter.of(phase) for phase in ("preflight", "search")]
-    room = math.inf
-    for cap, spent, each in (
-        (caps.calls, sum(part.calls for part in done), pair.calls),
-        (caps.tokens, sum(part.tokens for part in done), pair.tokens),
-        (caps.cost_usd, sum(part.cost_usd for part in done), pair.cost_usd),
+    caps, tried, searched = meter.caps, meter.of("preflight"), meter.of("search")
+    done, room = [tried, searched], math.inf
+    few = math.inf if caps.search_calls is None else float(caps.search_calls + tried.calls)  # the search takes no more of the calls
+    for cap, spent, each, most in (
+        (caps.calls, sum(part.calls for part in done), pair.calls, few),
+        (caps.tokens, sum(part.tokens for part in done), pair.tokens, math.inf),
+        (caps.cost_usd, sum(part.cost_usd for part in done), pair.cost_usd, math.inf),
     ):
         if cap is not None and each > 0:
-            room = min(room, (cap * (1 - _SEARCH) if searching else max(0.0, cap - spent)) // each)
+            room = min(room, (cap - min(cap * _SEARCH, most) if searching else max(0.0, cap - spent)) // each)
     return room
 
 
