@@ -3,7 +3,7 @@
 Joins the rooms below: data, model, rubric with judges, program, optimizer, artifact. The command line calls this.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ import dspy
 from assay.anchors import replay_of_rubric
 from assay.compilereport import compile_markdown
 from assay.datasets import SPLITS
-from assay.datasets.tasks import make_task
+from assay.datasets.tasks import make_task, missing_inputs
 from assay.deployment import load_artifact
 from assay.deployment.artifact import check_pinned, check_place, is_artifact, runnable, with_model_of
 from assay.errors import AssayError, BudgetExceeded, ConfigError, ModelError, ProgramError
@@ -154,12 +154,20 @@ def run(
 
 @contextmanager
 def predictor(
-    program: str | Path, *, model: str | None = None, api_base: str | None = None, api_key_env: str | None = None, store: str | Path | None = None
+    program: str | Path,
+    *,
+    model: str | None = None,
+    api_base: str | None = None,
+    api_key_env: str | None = None,
+    store: str | Path | None = None,
+    columns: Collection[str] | None = None,
 ) -> Iterator[Callable[..., dspy.Prediction]]:
     """A function that gives recorded predictions, while it is open: `run` for many inputs. Settings as in `run`.
 
     With `where`, the place of a row of data, it takes the row as `compile` would: columns that are no input of the program are left out.
 
+    Args:
+        columns: of the rows of data that it is for, if there are any; the program's inputs must be among them.
     Raises:
         AssayError: what was wrong, which rule, what to do.
     """
@@ -168,6 +176,8 @@ def predictor(
     built: Any = artifact.runnable() if artifact else load_program(program)
     inner = artifact.program if artifact else built
     wanted = program_inputs(inner)
+    if columns and (missing := sorted(set(wanted or ()) - set(columns))):
+        raise missing_inputs("the data", missing, columns)
     name = model or (artifact.manifest["model"] if artifact else DEFAULT_MODEL)
     if api_base is None and model is None and artifact:
         api_base, api_key_env = artifact.manifest.get("api_base"), api_key_env or artifact.manifest.get("api_key_env")

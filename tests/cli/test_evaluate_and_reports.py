@@ -168,6 +168,25 @@ def test_many_lines_are_run_and_one_that_fails_does_not_end_the_others(source: s
     assert CliRunner().invoke(group, ["run", "p.py:inverse"]).exit_code == 2
 
 
+def test_a_file_without_rows_or_without_an_input_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text("def inverse(x):\n    open('ran', 'w').close()\n    return 1 / float(x)\n")
+    run = ["run", "p.py:inverse", "--model", "openai/none", "--api-base", "http://localhost:9"]
+    for name, text in (("rows.csv", "value,note\n4,a\n2,b\n"), ("rows.jsonl", '{"value": 4, "note": "a"}\nnot json\n')):
+        (tmp_path / name).write_text(text)
+        done = CliRunner().invoke(group, [*run, "--file", name, "--out", "out.jsonl"])
+        assert isinstance(done.exception, DataError)
+        assert "the program's input ['x'] is missing; the columns are ['note', 'value']" in str(done.exception)
+        assert done.exception.flag == "--rename COLUMN=NAME"
+        done = CliRunner().invoke(group, [*run, "--file", name, "--rename", "vale=x"])
+        assert "there is no column 'vale' to rename; the rows have ['note', 'value']" in str(done.exception)
+    (tmp_path / "rows.csv").write_text("x,note\n")
+    assert "rows.csv has no rows" in str(CliRunner().invoke(group, [*run, "--file", "rows.csv"]).exception)
+    assert not (tmp_path / "ran").exists()
+    (tmp_path / "rows.csv").write_text("id,value\nT7,4\n")
+    done = CliRunner().invoke(group, [*run, "--file", "rows.csv", "--rename", "value=x"])
+    assert json.loads(done.stdout) == {"id": "T7", "answer": 0.25}
+
+
 def test_tables_are_run_like_data_and_their_other_columns_left_out(tmp_path: Path) -> None:
     (tmp_path / "p.py").write_text("def inverse(x):\n    return 1 / float(x)\n")
     (tmp_path / "rows.csv").write_text("x,answer,note\n4,0.25,a label\n0,,\n")

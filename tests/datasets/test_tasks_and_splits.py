@@ -95,6 +95,8 @@ def test_a_missing_input_names_the_columns_there_are(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{"prompt": "q", "answer": "1"}])
     with pytest.raises(DataError, match=r"input \['question'\] is missing.*rename="):
         load_tasks(path, inputs=["question"])
+    with pytest.raises(DataError, match=r"the columns are \['label', 'text'\]\. Rename"):  # of a dspy.Example, say
+        make_task({"inputs": {"text": "q"}, "expected": {"label": "1"}}, inputs=["question"])
     assert load_tasks(path, inputs=["question"], rename={"prompt": "question"})[0].inputs == {"question": "q"}
 
 

@@ -28,8 +28,8 @@ __all__ = ["command"]
 def command(program: str, inputs: tuple[str, ...], file: str | None, out: str | None, as_json: bool, **options: Any) -> None:
     """Predictions of PROGRAM (an artifact's folder or a program's name); recorded.
 
-    One on INPUTS, each NAME=VALUE, or one for each row of --file; columns that are no input of the program are left out. A row
-    that fails becomes an object with `error` and its `line`, and the exit code is 1.
+    One on INPUTS, each NAME=VALUE, or one for each row of --file; columns that are no input of the program are left out, except that a
+    row's `id` is part of its prediction. A row that fails becomes an object with `error` and its `line`, and the exit code is 1.
     """
     import logging
 
@@ -64,11 +64,11 @@ def _many(program: str, file: str, out: str | None, options: dict[str, Any]) -> 
     rename, failed, console = pairs(options.pop("rename"), "--rename"), 0, Console()
     if file != "-" and ":" not in file and not Path(file).exists():
         raise DataError(f"no such file: {file}")
-    # Of a file all rows are read first: one that cannot be read is refused before anything is loaded or written.
-    total = sum(1 for _ in _rows(file)) if file != "-" and Path(file).is_file() else None
+    # Of a file all rows are read first: one that cannot be read, or lacks an input in all rows, is refused before anything is run or written.
+    total, columns = _surveyed(file, rename) if file != "-" and Path(file).is_file() else (None, None)
     stdout = click.get_current_context().meta.get("stdout", sys.stdout)
     target: Any = open(out, "w", encoding="utf-8") if out else nullcontext(stdout)  # noqa: SIM115  (entered below)
-    with api.predictor(program, **options) as predict, target as written, console.bar(f"run {program}", total) as advance:
+    with api.predictor(program, columns=columns, **options) as predict, target as written, console.bar(f"run {program}", total) as advance:
         for where, row in _rows(file):
             answer = _answer(predict, where, row, rename)
             failed += "error" in answer and "line" in answer
@@ -78,6 +78,26 @@ def _many(program: str, file: str, out: str | None, options: dict[str, Any]) -> 
     if failed:
         console.say(f"warning: {failed} rows failed; each has its error in the output")
     return failed
+
+
+def _surveyed(file: str, rename: dict[str, str]) -> tuple[int, set[str]]:
+    """How many rows a file has, and the names of all their columns, renamed."""
+    from assay.errors import DataError
+
+    total, columns = 0, set[str]()
+    for _, row in _rows(file):
+        total += 1
+        try:
+            row = json.loads(row) if isinstance(row, str) else row
+        except ValueError:
+            continue  # said when it is run
+        if isinstance(row, dict):
+            columns |= row.keys() | (row["inputs"].keys() if isinstance(row.get("inputs"), dict) else set())
+    if not total:
+        raise DataError(f"{file} has no rows")
+    if columns and (missing := sorted(rename.keys() - columns)):
+        raise DataError(f"{file}: there is no column {missing[0]!r} to rename; the rows have {sorted(columns)}")
+    return total, {rename.get(name, name) for name in columns}
 
 
 def _answer(predict: Any, where: str, row: Any, rename: dict[str, str]) -> dict[str, Any]:
@@ -90,7 +110,8 @@ def _answer(predict: Any, where: str, row: Any, rename: dict[str, str]) -> dict[
             row = json.loads(row)
         if not isinstance(row, dict):
             raise DataError(f"{where}: expected a JSON object, found {type(row).__name__}")
-        return dict(predict(renamed(row, rename, where), where=where).items())
+        known = {"id": row["id"]} if row.get("id") not in (None, "") else {}
+        return {**known, **dict(predict(renamed(row, rename, where), where=where).items())}
     except Exception as error:
         at = re.search(r"\d+$", where)
         return {"line": int(at[0]) if at else 0, "error": f"{type(error).__name__}: {error}"}

@@ -3,14 +3,14 @@
 import hashlib
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NoReturn
 
 from assay.errors import DataError
 
-__all__ = ["SPLITS", "EmptyInputs", "Task", "make_task"]
+__all__ = ["SPLITS", "EmptyInputs", "Task", "make_task", "missing_inputs"]
 
 _STRUCTURE = {"id", "task_type", "split", "inputs", "expected", "metadata"}
 SPLITS = ("train", "val", "gate", "test")
@@ -81,10 +81,7 @@ def make_task(row: Mapping[str, Any], *, where: str = "row", inputs: Collection[
         metadata = row.get("metadata") or {}
     expected = {name: value for name, value in expected.items() if value is not None}  # null: nobody said what is right
     if inputs is not None and (missing := sorted(set(inputs) - given.keys())):
-        raise DataError(
-            f"{where}: the program's input {missing} is missing; the row has {sorted(map(str, row))}. Rename columns: rename={{'COLUMN': 'NAME'}}",
-            flag="--rename COLUMN=NAME",
-        )
+        raise missing_inputs(where, missing, {**given, **expected} if isinstance(row.get("inputs"), Mapping) else row)
     if not given or all(value is None or value == "" for value in given.values()):
         raise EmptyInputs(where)
     for name, value in {**given, **expected}.items():
@@ -102,4 +99,13 @@ def make_task(row: Mapping[str, Any], *, where: str = "row", inputs: Collection[
         expected=dict(expected),
         metadata=metadata if isinstance(metadata, Mapping) else {"value": metadata},
         split=str(split) if split else None,
+    )
+
+
+def missing_inputs(where: str, missing: Sequence[str], columns: Iterable[object]) -> DataError:
+    """An error that says which columns there are instead of a program's inputs."""
+    return DataError(
+        f"{where}: the program's input {list(missing)} is missing; the columns are {sorted(map(str, columns))}. "
+        "Rename columns: rename={'COLUMN': 'NAME'}",
+        flag="--rename COLUMN=NAME",
     )
