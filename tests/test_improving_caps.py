@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 import assay
-from assay.errors import BudgetExceeded, Diverged
+from assay.errors import Diverged
 from assay.jobs import RunConfig, open_job
 from assay.optimizers import Progress, evaluate
 from assay.testing import scripted_lm
@@ -79,27 +79,33 @@ def job(place: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterato
     with served(app) as url:
         yield {
             "rubric": "r.yaml", "data": "data.jsonl", "name": "up", "model": "openai/m", "api_base": f"{url}/v1", "adapter": "json",
-            "preflight": False, "grpo": {"model": "embedded/smollm2-135m"},
+            "preflight": False, "sizes": {"gate": 4, "test": 4}, "grpo": {"model": "embedded/smollm2-135m"},
         }  # fmt: skip
+
+
+RESERVED = 2 * 4 + 2 * 4  # calls of gate and test
 
 
 def test_caps_are_of_all_steps_together_also_after_a_stop(job: dict[str, Any], server: Server) -> None:
     order = ["prompts", "grpo", "grpo"]
-    with pytest.raises(BudgetExceeded, match="cap of 5 calls"):  # 23 - 10 - 8 are left to the third
-        assay.improve("mine.py:Mine", order=order, max_calls=23, resume=True, **job)  # begins it where there is nothing to resume
+    report = assay.improve("mine.py:Mine", order=order, max_calls=23 + RESERVED, resume=True, **job)  # begins it where there is nothing to resume
+    assert "step 3 of 3, grpo" in str(report.stopped)
+    assert "cap of 5 calls" in str(report.stopped)  # 23 - 10 - 8 are left to the third
     assert server.calls == 23
-    with pytest.raises(BudgetExceeded, match="cap of 7 calls"):  # of which 5 are spent
-        assay.improve("mine.py:Mine", order=order, max_calls=25, resume=True, **job)
+    report = assay.improve("mine.py:Mine", order=order, max_calls=25 + RESERVED, resume=True, **job)
+    assert "cap of 7 calls" in str(report.stopped)  # of which 5 are spent
     assert server.calls == 25
-    report = assay.improve("mine.py:Mine", order=order, max_calls=40, resume=True, **job)
+    report = assay.improve("mine.py:Mine", order=order, max_calls=40 + RESERVED, resume=True, **job)
     assert [step["note"] for step in report.steps] == ["far enough"] * 3
+    assert report.stopped is None
     assert 25 + 1 <= server.calls <= 40
 
 
 def test_a_step_that_finds_nothing_left_does_not_begin(job: dict[str, Any], server: Server) -> None:
-    with pytest.raises(BudgetExceeded, match="18 calls of the whole improvement"):
-        assay.improve("mine.py:Mine", order=["prompts", "grpo", "grpo"], max_calls=18, **job)
-    assert server.calls == 18
+    report = assay.improve("mine.py:Mine", order=["prompts", "grpo", "grpo"], max_calls=18 + RESERVED, **job)
+    assert "18 of 34 calls of the whole improvement are spent; the rest is kept for its gate and its sealed test" in str(report.stopped)
+    assert (len(report.steps), report.test, server.calls) == (2, None, 18)
+    assert report.artifact is not None  # the program as it was, since no step was kept
 
 
 def test_resume_begins_what_was_never_begun(place: Path) -> None:

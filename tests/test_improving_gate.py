@@ -10,8 +10,10 @@ import pytest
 from aiohttp import web
 
 import assay
-from assay.errors import BudgetExceeded
+import assay.improving
+from assay.jobs import RunConfig, open_job
 from assay.models import Meter
+from assay.optimizers import Progress, evaluate
 from assay.testing.serving import served
 
 PROGRAM = """import dspy
@@ -49,7 +51,7 @@ def server() -> Server:
 def job(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """An improvement whose only step comes to `after.py`."""
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    made = SimpleNamespace(outcome=SimpleNamespace(winner="one"), artifact="after.py:Mine", meter=Meter())
+    made = SimpleNamespace(outcome=SimpleNamespace(winner="one", stopped=None), artifact="after.py:Mine", meter=Meter())
     monkeypatch.setattr("assay.improving.compile_program", lambda *_, **__: made)
     rows = [{"question": f"What is {n} + 2?", "answer": str(n + 2)} for n in range(300)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -89,13 +91,69 @@ def test_without_early_stop_a_gate_takes_the_whole_split(job: dict[str, Any]) ->
     assert (step["gate"]["n"], step["kept"], "note" in step) == (50, True, False)
 
 
-def test_the_caps_are_of_both_sides_of_a_gate_together(job: dict[str, Any], server: Server) -> None:
-    Path("after.py").write_text(PROGRAM.format(what="number + 2"))
-    with pytest.raises(BudgetExceeded, match=r"decides nothing\. Raise the cap"):
-        assay.improve("before.py:Mine", max_calls=14, **job)
-    assert server.calls == 14
-    report = assay.improve("before.py:Mine", max_calls=100, resume=True, **job)
+def test_a_gate_that_a_cap_cuts_short_decides_nothing_and_continues(
+    job: dict[str, Any], server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    Path("after.py").write_text(PROGRAM.format(what="number + 2 * (number % 4 == 0)"))  # one of four tasks
+    report = assay.improve("before.py:Mine", max_calls=30, **job)
+    assert server.calls == 22  # 8 are kept for the sealed test, and no step is kept that it would compare
+    assert "step 1 of 1, prompts: gate ended after 11 of 50 tasks" in str(report.stopped)
+    assert (report.steps, report.test) == ([], None)
+    again = assay.improve("before.py:Mine", max_calls=30, resume=True, **job)  # nothing is left: the report is given again
+    assert (again.to_dict(), server.calls) == (report.to_dict(), 22)
+    monkeypatch.delattr("assay.improving.compile_program")  # what came of the step waits for its gate: it is not made again
+    report = assay.improve("before.py:Mine", max_calls=300, resume=True, **job)
     assert report.steps[0]["kept"]
+    assert report.test is not None
+    assert report.stopped is None
+    assert not (Path(".assay") / "improve" / "up").exists()
+
+
+def test_a_cap_ends_an_improvement_with_the_sealed_test_of_what_was_kept(
+    job: dict[str, Any], server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("after.py").write_text(PROGRAM.format(what="number + 2"))
+    made, searched = assay.improving.compile_program(), []
+
+    def compile_program(program: str, **options: Any) -> Any:
+        """The first comes to `after.py`; the second spends what it is given."""
+        searched.append(options["max_calls"])
+        if len(searched) == 1:
+            return made
+        config = RunConfig(
+            program=program, rubric="r.yaml", data="data.jsonl", **{name: options[name] for name in ("max_calls", "model", "api_base")}
+        )
+        with open_job(config, program=program, rubric="r.yaml", progress=Progress()) as opened:
+            opened.session.know(opened.splits.train, "train")
+            evaluate(opened.student, opened.splits.train, opened.session, name="all")
+        raise AssertionError("the cap was not reached")
+
+    monkeypatch.setattr("assay.improving.compile_program", compile_program)
+    job |= {"order": ["prompts", "prompts"], "sizes": {"gate": 10, "test": 10}}
+    report = assay.improve("before.py:Mine", max_calls=80, **job)
+    assert searched == [80 - 20 - 20, 80 - 20 - 20 - 20]  # without the gate of the step and the test; the second also without the first's gate
+    assert report.stopped == "step 2 of 2, prompts: the cap of 20 calls is reached"
+    assert [step["kept"] for step in report.steps] == [True]
+    assert report.test is not None
+    assert (report.test["gain"]["n"], report.test["after"]["score"]) == (10, 1.0)
+    assert server.calls == 20 + 20 + 20  # gate, search, test
+    assert report.artifact is not None
+    assert "Stopped early: step 2 of 2" in (report.artifact / "report.md").read_text()
+    Path("other.py").write_text(PROGRAM.format(what="number + 2"))
+    made.artifact = "other.py:Mine"
+    monkeypatch.setattr("assay.improving.compile_program", lambda *_, **__: made)
+    report = assay.improve("before.py:Mine", max_calls=200, resume=True, **job)  # the second step and its gate, which shows nothing more
+    assert (report.stopped, [step["kept"] for step in report.steps]) == (None, [True, False])
+
+
+def test_a_sealed_test_that_a_cap_cuts_short_is_reported_as_far_as_it_came(job: dict[str, Any], server: Server) -> None:
+    Path("after.py").write_text(PROGRAM.format(what="number + 2"))
+    report = assay.improve("before.py:Mine", max_calls=36, **{**job, "sizes": {"gate": 10, "test": 30}})
+    assert report.test is not None
+    assert report.test["gain"]["n"] == 8  # what the gate leaves
+    assert report.stopped is None  # enough for an interval
+    assert report.notes == ["test ended after 8 of 30 tasks: the caps leave 8 tasks for test"]
+    assert server.calls == 36
 
 
 def test_the_sealed_test_is_opened_once_and_ends_once_it_has_decided(job: dict[str, Any], server: Server) -> None:

@@ -13,16 +13,21 @@ from typing import Any
 from assay.datasets import SPLITS
 from assay.errors import BudgetExceeded
 from assay.jobs import Job, RunConfig, load_rubric, open_job
+from assay.models import Meter
 from assay.models.ledger import Ledger
 from assay.models.meter import Usage, spent_before
 from assay.optimizers import Progress
-from assay.optimizers.comparison import Comparison, compare
-from assay.optimizers.reserve import announce_splits, decision_tasks
+from assay.optimizers.comparison import Comparison, compare, ended_early
+from assay.optimizers.estimate import price_of
+from assay.optimizers.reserve import ReportPlan, announce_splits, decision_tasks, forecast_pair, plan_report
 from assay.optimizers.sequential import SequentialTest
 from assay.preflight import checked, preflight
 from assay.training import Retained
 
-__all__ = ["Trial", "check_start", "compare_on", "spent_in"]
+__all__ = ["CAPS", "Trial", "check_start", "compare_on", "ended_by", "left_of"]
+
+CAPS = ("max_calls", "max_tokens", "max_cost_usd")
+_WHAT = {"max_calls": "calls", "max_tokens": "tokens", "max_cost_usd": "dollars"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +49,13 @@ def check_start(
     options: Callable[[], Mapping[str, Any]],
     store: str | Path | None,
     progress: Progress,
-) -> list[str]:
+) -> tuple[list[str], ReportPlan]:
     """Says how large the splits are, has the program run one task and each judge answer, also those of what is watched and retained.
 
     Args:
         part: opens a part of the improvement by its name; `options` are its settings with the caps that are left.
     Returns:
-        What is wrong with the splits.
+        What is wrong with the splits, and how many tasks gate and test take, without caps.
     Raises:
         AssayError: as `assay.preflight.preflight`; settings with `preflight=False` try nothing.
     """
@@ -60,13 +65,16 @@ def check_start(
             warnings = announce_splits(job.splits, progress)
             checked(job, getattr(job.splits, trial.split), split=trial.split)
             _check_watch(job, trial)
+            price = price_of(job.session.lm, 300, 40) or 0.0
+            pair = forecast_pair(job.student.program, job.session, cost_per_call=price)
+            plan = plan_report(job.splits, Meter(), job.config.decisions, pair=pair)
     for at, kept in enumerate(trial.retained if config.preflight else ()):
         with part(f"preflight-{at + 1}"):
             given = {name: value for name, value in options().items() if name not in ("parameters", "sizes", "rename")}
             config = RunConfig.of(kept.program, kept.rubric, kept.data, None, **{**given, "kind": "improve"})
             with open_job(config, program=kept.program, rubric=kept.rubric, progress=progress, store=store, need=("val", "test")) as job:
                 checked(job, job.splits.val, split="val")
-    return warnings
+    return warnings, plan
 
 
 def _check_watch(job: Job, trial: Trial) -> None:
@@ -79,7 +87,34 @@ def _check_watch(job: Job, trial: Trial) -> None:
         preflight(replace(job.session, rubric=watch), job.student, tasks, split=trial.split, max_cost_usd=job.config.max_cost_usd)
 
 
-def spent_in(runs: Path, job: str, *, but: str) -> Usage:
+def left_of(options: Mapping[str, Any], runs: Path, job: str, *, part: str, kept: Sequence[Usage]) -> dict[str, Any]:
+    """The options with what is left of their caps, which are of all parts of a job, for one of them.
+
+    Args:
+        runs, job, part: as in `_spent_in`.
+        kept: what stays for parts that come later.
+    Raises:
+        BudgetExceeded: nothing is left.
+    """
+    left = dict(options)
+    if all(left.get(name) is None for name in CAPS):
+        return left
+    spent = _spent_in(runs, job, but=part)
+    for name, field in zip(CAPS, ("calls", "tokens", "cost_usd"), strict=True):
+        if left.get(name) is None:
+            continue
+        cap, used, held = left[name], getattr(spent, field), sum(getattr(usage, field) for usage in kept)
+        rest = cap - used - held
+        if rest <= 0 and used < cap:
+            said = f"{used:g} of {cap:g} {_WHAT[name]} of the whole improvement are spent; the rest is kept for its gate and its sealed test"
+            raise BudgetExceeded(said, what=_WHAT[name])
+        if rest <= 0:
+            raise BudgetExceeded(f"the cap of {cap:g} {_WHAT[name]} of the whole improvement is reached", what=_WHAT[name])
+        left[name] = rest if name == "max_cost_usd" else int(rest)
+    return left
+
+
+def _spent_in(runs: Path, job: str, *, but: str) -> Usage:
     """What the runs of a job of several parts have spent, by their ledgers, which outlive a kill.
 
     Args:
@@ -110,6 +145,7 @@ def compare_on(
     store: str | Path | None,
     progress: Progress,
     opens_as: str,
+    plan: ReportPlan | None,
 ) -> tuple[Comparison, dict[str, int] | None]:
     """Two programs, each with its model, on gate or test; it ends once it has decided, by the sequential test that a compile's gate has.
 
@@ -118,10 +154,11 @@ def compare_on(
         before, after: program and model.
         part, options: as in `check_start`; the caps are of both together.
         opens_as: the job that the opening of test is counted for.
+        plan: what a pair of runs takes, so that no more tasks are begun than the caps allow; None where that is not known.
     Returns:
-        The comparison, and how often test was opened; None of gate.
+        The comparison, whose `cap` is the one that ended it, and how often test was opened; None of gate.
     Raises:
-        BudgetExceeded: a cap was reached: a part of the split decides nothing.
+        BudgetExceeded: a cap was reached before any pair was complete.
         ModelError: one of them could not be scored at all.
     """
     with part(split), ExitStack() as opened:
@@ -135,14 +172,32 @@ def compare_on(
         first.meter.beside(second.meter)
         second.meter.beside(first.meter)
         decisions, splits = jobs[0].config.decisions, jobs[0].splits
+        fitting = _fitting(plan, split, first.meter)
         if split == "test":
             splits.unseal()
-        tasks = decision_tasks(splits, split, decisions)
+        wanted = decision_tasks(splits, split, decisions)
+        tasks = wanted[:fitting]
         rule = SequentialTest(tasks=len(tasks), difference=decisions.difference) if decisions.early_stop else None
-        try:
-            found = compare(jobs[0].student, jobs[1].student, tasks, first, after_session=second, split=split, names=("before", "after"), rule=rule)
-            if found.cap is not None:
-                raise found.cap
-        except BudgetExceeded as cap:
-            raise BudgetExceeded(f"{cap}; a part of the {split} split decides nothing. Raise the cap, and add --resume", what=cap.what) from None
+        found = compare(jobs[0].student, jobs[1].student, tasks, first, after_session=second, split=split, names=("before", "after"), rule=rule)
+        if len(tasks) < len(wanted) and not found.ended:
+            found = replace(found, planned=len(wanted), cap=BudgetExceeded(f"the caps leave {len(tasks)} tasks for {split}"))
     return found, jobs[0].openings.to_dict() if jobs[0].openings is not None else None
+
+
+def ended_by(found: Comparison, split: str) -> str:
+    """A line for the report where not all tasks were run; empty otherwise."""
+    return f"{split} ended after {found.gain.n} of {found.planned} tasks: {found.cap}" if found.cap is not None else ended_early(found, split)
+
+
+def _fitting(plan: ReportPlan | None, split: str, meter: Meter) -> int | None:
+    """Tasks of gate or test that the caps allow; None without a plan.
+
+    Raises:
+        BudgetExceeded: none.
+    """
+    if plan is None:
+        return None
+    fitting = replace(plan, test=0, tested=False).within(meter).gate if split == "gate" else replace(plan, gate=0).within(meter).test
+    if fitting < 1:
+        raise BudgetExceeded(f"the caps leave nothing for {split}")
+    return fitting

@@ -14,24 +14,26 @@ from assay.datasets.memory import data_spec
 from assay.deployment.artifact import check_place
 from assay.errors import AssayError, BudgetExceeded, ConfigError, DataError, Diverged
 from assay.exporting import collect, export
+from assay.finished import FinishedRun
 from assay.given import takes
-from assay.improvechecks import Trial, check_start, compare_on, spent_in
+from assay.improvechecks import CAPS, Trial, check_start, compare_on, ended_by, left_of
 from assay.improveorder import STEPS, check_order, own_model, own_name
+from assay.improvereport import ImproveReport, finished_report, write_json
 from assay.jobs import RunConfig, home_of, load_rubric, open_job, pinned
 from assay.keeping import keep_artifact
+from assay.models import Caps, Meter
 from assay.models.adapters import adapter_home, find_adapter, served_as
 from assay.optimizers import Progress
-from assay.optimizers.comparison import Comparison, ended_early
+from assay.optimizers.comparison import Comparison
+from assay.optimizers.reserve import FEWEST, ReportPlan
 from assay.optimizers.weights import SFTConfig, train_sft
 from assay.optimizers.weights.config import PolicyConfig, made_of
 from assay.optimizers.weights.page import interval
 from assay.optimizers.weights.validation import compared
 from assay.optimizers.weights.work import check_free
 from assay.programs.loading import full_name
-from assay.reprs import Shown
 from assay.traces.gates import Gates
 from assay.traces.records import new_id
-from assay.traces.sealing import openings_line
 from assay.traces.selection import Selection
 from assay.training import Retained, train
 
@@ -40,25 +42,7 @@ T = TypeVar("T")
 __all__ = ["STEPS", "ImproveReport", "improve"]
 
 _NO_GATES = Gates(min_transitions=0, min_clean=0, min_task_types=0, privacy="off")  # of rows that stay on this machine
-CAPS = ("max_calls", "max_tokens", "max_cost_usd")
-_WHAT = {"max_calls": "calls", "max_tokens": "tokens", "max_cost_usd": "dollars"}
 _FORMAT = 1
-
-
-@dataclass(repr=False)
-class ImproveReport(Shown):
-    """What `improve` did. `steps` has each step with the gate's decision; `test` compares the start with what was kept."""
-
-    artifact: Path | None
-    program: str
-    model: str
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    test: dict[str, Any] | None = None
-    test_openings: dict[str, int] | None = None
-    notes: list[str] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "artifact": str(self.artifact) if self.artifact else None}
 
 
 @takes(RunConfig)
@@ -81,6 +65,9 @@ def improve(
     **options: Any,
 ) -> ImproveReport:
     """Improves a program step by step, and keeps what it became as an artifact.
+
+    From the start a part of the caps is kept for the gate of the step at work and for the sealed test. A cap that is reached ends the improvement
+    with the best version so far; the report's `stopped` says so, and `resume` with a higher cap continues.
 
     Args:
         program: a name or an artifact's path; its own model goes on from where it was.
@@ -107,13 +94,9 @@ def improve(
     if (finished := run.begin(list(order), resume)) is not None:
         return finished
     run.check_start(order[0])
-    for at, step in enumerate(order):
-        if at >= len(run.report.steps):
-            shown.say(f"step {at + 1} of {len(order)}: {step}")
-            run.take(at, step)
+    run.steps(order)
     run.finish(place)
     run.keep_report()
-    shutil.rmtree(folder, ignore_errors=True)
     return run.report
 
 
@@ -136,6 +119,8 @@ class _Improvement:
     watch: str | Path | None
     report: ImproveReport = field(init=False)
     checked: bool = False  # whether the preflight is done
+    made: tuple[str, str] | None = None  # program and model that came of the step at work, once they wait for the gate
+    plan: ReportPlan | None = None  # tasks of gate and test, without caps; None before the preflight
     part: str = ""  # the one at work
     opens_as: str = ""  # the job that the opening of the test split is counted for: start and end are one
 
@@ -149,7 +134,7 @@ class _Improvement:
         job = json.loads(json.dumps(job, default=str))
         told = self.folder / "state.json"
         self.opens_as = f"improve-{self.name}-{new_id()[:12]}"
-        if resume and not told.is_file() and (done := self._finished(job)) is not None:
+        if resume and not told.is_file() and (done := finished_report(self._report_file, job)) is not None:
             return done
         if resume and told.is_file():  # an improvement that was never begun begins
             state = json.loads(told.read_text(encoding="utf-8"))
@@ -158,7 +143,9 @@ class _Improvement:
             self.job, self.report = job, ImproveReport(None, state["program"], state["model"], state["steps"], notes=state.get("notes", []))
             self.opens_as = state.get("opens_as", self.opens_as)
             self.checked = state.get("checked", False)
-            return None
+            self.made = tuple(state["made"]) if state.get("made") else None
+            self.plan = ReportPlan.of(state["plan"]) if state.get("plan") else None
+            return ImproveReport.of(kept) if (kept := self._ended.report(self.shown)) is not None else None
         if told.is_file():
             raise ConfigError(f"there is an unfinished improvement {self.name!r} in {self.folder}: add --resume, or take another name")
         self.job, self.report = job, ImproveReport(None, self.program, self._own_model())
@@ -185,28 +172,25 @@ class _Improvement:
         return f"improve-{self.opens_as.rpartition('-')[2]}"
 
     def keep_report(self) -> None:
-        """Writes the report, which `resume` gives again where the process was killed before it could be shown."""
-        self._written(self._report_file, {"job": self.job, "report": self.report.to_dict()})
+        """Writes the report, which `resume` gives again where the process was killed before it could be shown, or where no cap was raised."""
+        if self.report.stopped is not None:
+            self._ended.keep(self.report.to_dict())
+        else:
+            write_json(self._report_file, {"job": self.job, "report": self.report.to_dict()})
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def _caps(self) -> Caps:
+        return Caps(calls=self.options.get("max_calls"), tokens=self.options.get("max_tokens"), cost_usd=self.options.get("max_cost_usd"))
+
+    @property
+    def _ended(self) -> FinishedRun:
+        """The report of an improvement that its caps ended."""
+        return FinishedRun(self.folder, caps=self._caps, about=self.job)
 
     @property
     def _report_file(self) -> Path:
         return self.folder.parent / f"{self.name}.json"
-
-    def _finished(self, job: Mapping[str, Any]) -> ImproveReport | None:
-        """The report of this very improvement, where it had finished."""
-        if not self._report_file.is_file():
-            return None
-        kept = json.loads(self._report_file.read_text(encoding="utf-8"))
-        if kept["job"] != job:
-            return None
-        artifact = kept["report"]["artifact"]
-        return ImproveReport(**{**kept["report"], "artifact": Path(artifact) if artifact else None})
-
-    @staticmethod
-    def _written(path: Path, what: Mapping[str, Any]) -> None:
-        scratch = path.with_name(f".{path.name}")
-        scratch.write_text(json.dumps(what, default=str), encoding="utf-8")
-        scratch.replace(path)
 
     def _settings(self, kind: type[T], given: Mapping[str, Any], what: str) -> T:
         return made_of(kind, {"model": self.report.model, "seed": self.options.get("seed", 0), **given}, what)
@@ -224,26 +208,22 @@ class _Improvement:
             "notes": self.report.notes,
             "opens_as": self.opens_as,
             "checked": self.checked,
+            "made": self.made,
+            "plan": asdict(self.plan) if self.plan is not None else None,
         }
-        self._written(self.folder / "state.json", state)
+        write_json(self.folder / "state.json", state)
 
     def _capped(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The options with what is left of the caps, which are of the whole improvement.
+        """The options with what is left of the caps, which are of the whole improvement, for the part at work; see `left_of`."""
+        reserved = self._reserve.usage if self._reserve is not None else {}
+        later = {"gate": ("test",), "test": ()}.get(self.part.partition(".")[2], ("gate", "test"))
+        kept, runs = [reserved[name] for name in later if name in reserved], home_of(self.store) / "runs"
+        return left_of(options, runs, self._runs, part=self.part, kept=kept)
 
-        Raises:
-            BudgetExceeded: nothing is left.
-        """
-        left = dict(options)
-        if all(left.get(name) is None for name in CAPS):
-            return left
-        spent = spent_in(home_of(self.store) / "runs", self._runs, but=self.part)
-        for name, used in zip(CAPS, (spent.calls, spent.tokens, spent.cost_usd), strict=True):
-            if left.get(name) is not None:
-                rest = left[name] - used
-                if rest <= 0:
-                    raise BudgetExceeded(f"the cap of {left[name]:g} {_WHAT[name]} of the whole improvement is reached", what=_WHAT[name])
-                left[name] = rest if name == "max_cost_usd" else int(rest)
-        return left
+    @property
+    def _reserve(self) -> ReportPlan | None:
+        """What is kept from the start for the gate of each step and for the sealed test: at most half of each cap; None before the preflight."""
+        return self.plan.within(Meter(self._caps), searching=True) if self.plan is not None else None
 
     def check_start(self, step: str) -> None:
         """The preflight, once, before the first step. Where it fails nothing has begun, so nothing is left that would have to be resumed.
@@ -258,10 +238,12 @@ class _Improvement:
             program=self.program, rubric=self.rubric, data=self.data, split="val" if step == "prompts" else "train", watch=self.watch, retained=kept
         )
         try:
-            self.report.notes = check_start(trial, part=self._part, options=self._start_options, store=self.store, progress=self.shown)
+            self.report.notes, self.plan = check_start(trial, part=self._part, options=self._start_options, store=self.store, progress=self.shown)
         except AssayError:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
+        if self._reserve is not None and self._reserve.short:
+            self.shown.say(f"warning: {self._reserve.short}")
         self.checked = True
         self._keep()
 
@@ -270,18 +252,32 @@ class _Improvement:
 
     # -- steps
 
-    def take(self, at: int, step: str) -> None:
+    def steps(self, order: Sequence[str]) -> None:
+        """Those that are still to be done, until a cap is reached."""
+        for at, step in list(enumerate(order))[len(self.report.steps) :]:
+            self.shown.say(f"step {at + 1} of {len(order)}: {step}")
+            try:
+                self._take(at, step)
+            except BudgetExceeded as cap:
+                self.report.stopped = f"step {at + 1} of {len(order)}, {step}: {cap}"
+                self.shown.say(f"end of the improvement: {self.report.stopped}; the best so far is reported")
+                return
+
+    def _take(self, at: int, step: str) -> None:
         """One step, and whether the gate favours what came of it."""
         before = (self.report.program, self.report.model)
         try:
-            with self._part(step):
-                after = self._prompts(at) if step == "prompts" else self._weights(at, step)
+            if self.made is None:
+                with self._part(step):
+                    self.made = self._prompts(at) if step == "prompts" else self._weights(at, step)
+                self._keep()
         except (DataError, Diverged) as error:
             told: dict[str, Any] = {"step": step, "kept": False, "gate": None, "note": str(error)}
         else:
-            told = {"step": step, "program": after[0], "model": after[1], **self._gate(before, after)}
+            told = {"step": step, "program": self.made[0], "model": self.made[1], **self._gate(before, self.made)}
             if told["kept"]:
-                self.report.program, self.report.model = after
+                self.report.program, self.report.model = self.made
+        self.made = None
         self.report.steps.append(told)
         self._keep()
         said = f"gate {interval(told['gate'])}" if told["gate"] else told["note"]
@@ -294,6 +290,10 @@ class _Improvement:
             self.report.program, rubric=self.rubric, data=self.data, out=out, store=self.store, progress=self.shown,
             test=False, **{**self._capped(self.options), "model": self.report.model},
         )  # fmt: skip
+        stopped = made.outcome.stopped
+        if stopped and made.outcome.winner == "baseline" and self.options.get("max_search_calls") is None:
+            raise BudgetExceeded(stopped)
+        self._note_cut(at, "prompts", stopped)
         if made.outcome.winner == "baseline":
             raise DataError("nothing beat the program as it is")
         return str(made.artifact), self.report.model
@@ -317,10 +317,11 @@ class _Improvement:
             return self.report.program, trained.name
         rows = self.folder / f"sft-{at + 1}"
         if not begun:
-            collect(
+            collected = collect(
                 self.report.program, rubric=self.rubric, data=self.data, n=self.rollouts, store=self.store, progress=self.shown,
                 **{**self._capped(self.options), "model": self.report.model},
             )  # fmt: skip
+            self._note_cut(at, "sft", collected.stopped)
             shutil.rmtree(rows, ignore_errors=True)
             chosen = Selection(programs=(own_name(self.program),))
             export("sft", rows, store=self.store, selection=chosen, gates=_NO_GATES, progress=self.shown)
@@ -330,16 +331,27 @@ class _Improvement:
             raise DataError(f"{self.report.model} is not served by name: its adapter is in {warmed.path}")
         return self.report.program, warmed.name
 
+    def _note_cut(self, at: int, step: str, stopped: str | None) -> None:
+        """What a step had found when a cap ended its search goes on to the gate."""
+        if stopped:
+            self.report.notes.append(f"step {at + 1}, {step}, ended early and went on with what it had: {stopped}")
+
     def _gate(self, before: tuple[str, str], after: tuple[str, str]) -> dict[str, Any]:
+        """
+        Raises:
+            BudgetExceeded: a cap ended it before it had shown a gain: a part of the split decides nothing else.
+        """
         found = self._compared("gate", before, after)
+        if found.cap is not None and not found.gain.is_gain:
+            raise BudgetExceeded(f"{ended_by(found, 'gate')}, and these decide nothing", what=found.cap.what)
         sides = {"before": found.before.report()["score"], "after": found.after.report()["score"]}
-        note = ended_early(found, "gate")
+        note = ended_by(found, "gate")
         return {"gate": found.gain.to_dict(), "kept": found.gain.is_gain, **sides, **({"note": note} if note else {})}
 
     def _compared(self, split: str, before: tuple[str, str], after: tuple[str, str]) -> Comparison:
         found, openings = compare_on(
             split, before, after, rubric=self.rubric, data=self.data, part=self._part, store=self.store, progress=self.shown,
-            options=lambda: self._capped(self.options), opens_as=self.opens_as,
+            options=lambda: self._capped(self.options), opens_as=self.opens_as, plan=self.plan,
         )  # fmt: skip
         self.report.test_openings = openings
         return found
@@ -350,16 +362,21 @@ class _Improvement:
         """The sealed test, start beside end, and the artifact."""
         report, start = self.report, self._own_model()
         if (report.program, report.model) != (self.program, start):
-            found = self._compared("test", (self.program, start), (report.program, report.model))
-            report.test = compared(found.before, found.after, level=found.level, guarded=found.ended != "")
-            report.notes += [note] if (note := ended_early(found, "test")) else []
+            self._test((self.program, start), (report.program, report.model))
         config = RunConfig.of(report.program, self.rubric, self.data, None, **{**self.options, "kind": "improve", "model": report.model})
         opened = open_job(config, program=report.program, rubric=load_rubric(self.rubric), progress=self.shown, store=self.store)
         with self._part("end"), opened as job:
-            lines = [f"- {told['step']}: {'kept' if told['kept'] else 'not kept'} {told['gate'] or told.get('note', '')}" for told in report.steps]
-            gain = (report.test or {}).get("gain")
-            opened_line = openings_line(report.test_openings)
-            parts = [f"# {self.name}", f"Model `{report.model}`.", "\n".join(lines), f"Sealed test, paired: {gain}", opened_line]
-            text = "\n\n".join(parts) + "\n"
-            report.artifact = keep_artifact(job, job.student, place, {"steps": report.steps, "test": report.test}, text)
+            report.artifact = keep_artifact(job, job.student, place, {"steps": report.steps, "test": report.test}, report.as_text(self.name))
         report.program = str(report.artifact)  # what it was on the way goes with its folder
+
+    def _test(self, start: tuple[str, str], end: tuple[str, str]) -> None:
+        report = self.report
+        try:
+            found = self._compared("test", start, end)
+        except BudgetExceeded as cap:
+            report.stopped = report.stopped or f"sealed test: {cap}"
+            return
+        report.test = compared(found.before, found.after, level=found.level, guarded=found.ended != "")
+        report.notes += [note] if (note := ended_by(found, "test")) else []
+        if found.cap is not None and found.gain.n < FEWEST:
+            report.stopped = report.stopped or note

@@ -45,8 +45,8 @@ _ORDER = "prompts,sft,prompts"
 def command(program: str, **values: Any) -> None:
     """Improve PROGRAM: prompts, then weights, then prompts again.
 
-    Each step is kept only where the gate split favours it; the sealed test is reported at the end. Run it again, on the artifact and
-    under another name, as data arrives.
+    Each step is kept only where the gate split favours it; the sealed test is reported at the end. A cap that is reached ends it with
+    the best version so far; --resume with a higher cap continues. Run it again, on the artifact and under another name, as data arrives.
     """
     from assay.improving import improve
 
@@ -91,14 +91,14 @@ def _show(report: dict[str, Any]) -> None:
     for told in report["steps"]:
         if told.get("note"):
             rich.print(f"note: {told['step']}: {told['note']}", markup=False)
-    for note in report["notes"]:
+    for note in [*report["notes"], *([f"stopped early: {report['stopped']}; raise the cap and add --resume"] if report["stopped"] else [])]:
         rich.print(f"note: {note}", markup=False)
     if report["test"]:
         table = Table("", "start", "end", "gain, paired 95 %", title=f"sealed tasks, {report['test']['before']['n']}")
         for row in in_numbers({"test": report["test"]}):
             table.add_row(*row)
         rich.print(table)
-    else:
+    elif not any(told["kept"] for told in report["steps"]):
         rich.print("nothing was kept, so there is nothing to compare: the program stays as it is")
     say_openings(rich, report["test_openings"])
     rich.print(f"model: {report['model']}\nartifact: {report['artifact']}", markup=False, soft_wrap=True)

@@ -1,7 +1,9 @@
 """How many tasks gate and test take, and the part of a job's caps that is kept for them while it searches."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import dspy
 
@@ -70,7 +72,8 @@ class ReportPlan:
         """Says so where the caps leave too few tasks for a decision."""
         if not self.capped or min(self.gate, self.test if self.tested else FEWEST) >= FEWEST:
             return None
-        return f"the caps leave {self.gate} tasks for gate and {self.test} for test, and a decision needs {FEWEST} of each"
+        test = f" and {self.test} for test" if self.tested else ""
+        return f"the caps leave {self.gate} tasks for gate{test}, and a decision needs {FEWEST}{' of each' if test else ''}"
 
     @property
     def shows(self) -> str:
@@ -79,9 +82,26 @@ class ReportPlan:
             return f"gate: {self.gate} tasks, too few to show any gain"
         return f"gate: up to {self.gate} tasks, which show a gain of {detectable_difference(self.gate):.2f} or more with {POWER:.0%} power"
 
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> "ReportPlan":
+        """From its fields as JSON has them."""
+        return cls(**{**fields, "pair": Usage(**fields["pair"])})
+
+    @property
+    def usage(self) -> dict[str, Usage]:
+        """What gate and test will take."""
+        return {"gate": _times(self.pair, self.gate), "test": _times(self.pair, self.test)}
+
     def hold(self, meter: Meter) -> None:
         """Keeps what gate and test will take."""
-        meter.hold(gate=_times(self.pair, self.gate), test=_times(self.pair, self.test))
+        meter.hold(**self.usage)
+
+    def within(self, meter: Meter, *, searching: bool = False) -> "ReportPlan":
+        """As many of these tasks as the caps allow; see `plan_report`."""
+        wanted, fitting = self.gate + self.test, _fitting(meter, self.pair, searching)
+        gate = self.gate if fitting >= wanted else min(self.gate, int(fitting) // (1 + self.tested))
+        test = min(self.test, int(min(fitting, 10**9)) - gate)
+        return replace(self, gate=gate, test=test, capped=fitting < wanted)
 
 
 def plan_report(
@@ -97,10 +117,8 @@ def plan_report(
     sizes, needed = splits.sizes(), max(_LEAST, tasks_needed(decisions.difference, spread=spread))
     wanted = {name: sizes[name] if name in decisions.sized else min(sizes[name], needed) for name in ("gate", "test")}
     wanted["test"] *= decisions.test
-    fitting = _fitting(meter, pair, searching)
-    gate = wanted["gate"] if fitting >= sum(wanted.values()) else min(wanted["gate"], int(fitting) // (1 + decisions.test))
-    test = min(wanted["test"], int(min(fitting, 10**9)) - gate)
-    return ReportPlan(gate=gate, test=test, pair=pair, capped=fitting < sum(wanted.values()), tested=decisions.test)
+    whole = ReportPlan(gate=wanted["gate"], test=wanted["test"], pair=pair, tested=decisions.test)
+    return whole.within(meter, searching=searching)
 
 
 def decision_tasks(splits: Splits, split: str, decisions: Decisions) -> list[Task]:
