@@ -181,3 +181,13 @@ def test_the_interval_of_a_criterion_is_as_wide_as_that_of_the_score_where_a_tes
     assert report.test is not None
     assert report.test["gain"]["n"] < 100
     assert report.test["criteria"]["right"] == report.test["gain"]  # the only criterion
+
+
+@pytest.mark.parametrize(("given", "done"), [({}, False), ({"max_search_calls": 5}, True)])
+def test_a_search_that_a_cap_ended_before_it_found_anything_is_open(
+    job: dict[str, Any], monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], done: bool
+) -> None:  # fmt: skip
+    outcome = SimpleNamespace(winner="baseline", stopped="the cap of 5 calls is reached")
+    monkeypatch.setattr("assay.improving.compile_program", lambda *_, **__: SimpleNamespace(outcome=outcome, artifact=None))
+    report = assay.improve("before.py:Mine", **job, **given)
+    assert (len(report.steps), report.stopped is None) == (done, done)  # a cap of the search alone is the end of the step
