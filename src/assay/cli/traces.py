@@ -39,6 +39,7 @@ def open_store(store: str | None) -> Any:
 @click.option("--status", type=click.Choice(["done", "failed", "error", "running"]), help="Only of this status.")
 @click.option("--phase", help="Only of this phase: baseline, search, gate, test, evaluate, collect, run, …")
 @click.option("--program", help="Only of programs whose name contains this.")
+@click.option("--source", help="Only of this source: program, gateway, …; judge for the verdicts of judges, which are else left out.")
 @click.option("--failure", help="Only of this failure kind: parse, context, timeout, model, agent, tool, check, judge, loop, cap.")
 @click.option("--min-score", type=click.FloatRange(0, 1), help="Only scored at least so high.")
 @click.option("--max-score", type=click.FloatRange(0, 1), help="Only scored at most so high.")
@@ -67,7 +68,10 @@ def list_rollouts(
     if not rollouts:
         filters = {**chosen, "program": program, "since": since, "min_score": min_score, "max_score": max_score}
         on = ", ".join(f"{name.removesuffix('_id').replace('_', ' ')} {value}" for name, value in filters.items() if value is not None)
-        click.echo(f"no rollout matches the filters: {on}" if on else "the store holds no rollouts", err=True)
+        judges = "" if "source" in chosen else " (verdicts of judges are listed with --source judge)"
+        click.echo(f"no rollout matches the filters: {on}{judges}" if on else f"the store holds no rollouts{judges}", err=True)
+    else:
+        click.echo(f"{'id':16} {'time':14} {'phase':10} {'split':5} {'status':7} {'score':>5} {'failure':8} program  first input")
     for r in rollouts:
         when = time.strftime("%m-%d %H:%M:%S", time.localtime(r.started_at))
         first = " ".join(str(next(iter(r.inputs.values()), "")).split())
@@ -194,13 +198,21 @@ def rate(rollout_id: str | None, rating: float | None, run_id: str | None, limit
     if as_json:
         print_json({"rated": rated})
     else:
-        click.echo(f"{len(rated)} rollouts rated")
+        click.echo(f"{len(rated)} rollout{'' if len(rated) == 1 else 's'} rated")
 
 
 def _rate(opened: Any, rollout_id: str, rating: float) -> str:
-    found: str = opened.rollout(rollout_id).id
-    opened.rate(found, rating)
-    return found
+    from assay.errors import ConfigError
+
+    found = opened.rollout(rollout_id)
+    if found.source in ("judge", "outside"):
+        what = "a verdict of a judge" if found.source == "judge" else "calls outside of a task"
+        raise ConfigError(
+            f"{found.id} is {what}, which an export never draws on: rate the rollout of the program itself (assay traces list). "
+            "What a judge is to learn from is said with assay judge label"
+        )
+    opened.rate(found.id, rating)
+    return str(found.id)
 
 
 def _number(text: str) -> float | None:

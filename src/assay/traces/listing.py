@@ -32,7 +32,8 @@ def find_rollouts(
     """Rollouts without their transitions, newest first.
 
     Args:
-        equal: values by column: `run_id`, `task_id`, `split`, `status`, `phase`, `failure`, …
+        equal: values by column: `run_id`, `task_id`, `split`, `status`, `phase`, `failure`, `source`, …; verdicts of judges come only
+            with `source` judge.
         program: a part of the program's name, in any case.
         since: seconds since the epoch.
         least: lowest score, in [0, 1]; unscored rollouts are left out where it or `most` is given.
@@ -41,6 +42,8 @@ def find_rollouts(
     query = sa.select(table).order_by(table.c.started_at.desc(), table.c.id.desc()).limit(limit)
     for name, value in equal.items():
         query = query.where(table.c[name] == value)
+    if "source" not in equal:
+        query = query.where(table.c.source != "judge")
     if program is not None:
         query = query.where(sa.func.lower(table.c.program).contains(program.lower(), autoescape=True))
     for condition, limit_ in ((table.c.started_at.__ge__, since), (table.c.score.__ge__, least), (table.c.score.__le__, most)):
