@@ -1,6 +1,7 @@
 """Caps keep a part for gate and test; both end once they have decided; splits that are too small are said before."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,18 @@ def test_a_cap_on_calls_leaves_what_gate_and_test_need(tmp_path: Path) -> None:
     assert data["test"]["gain"]["n"] >= 15
     assert data["stopped"] is None
     assert data["replaces"]
+
+
+def test_the_estimate_gives_to_gate_and_test_what_the_cap_of_the_search_leaves(tmp_path: Path) -> None:
+    write(tmp_path, 400)
+    heard = Heard()
+    data = compiled(optimizer="auto", max_calls=150, max_search_calls=30, early_stop=False, progress=heard).to_dict()
+    said = "\n".join(heard.lines)
+    estimate, gate = (int(found[1]) for found in (re.search(r"estimate: (\d+) calls", said), re.search(r"gate: up to (\d+) tasks", said)) if found)
+    assert data["stopped"] is None
+    assert 0.9 * data["calls"] <= estimate <= 150
+    assert data["gate"]["n"] - 2 <= gate
+    assert data["search_calls"] >= 20
 
 
 @pytest.mark.parametrize("optimizer", ["bootstrap", "bootstrap-search"])
