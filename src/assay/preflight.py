@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import dspy
-from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
+from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError, LMNotConfiguredError
 
 from assay.datasets import Task
 from assay.errors import ConfigError, FailureKind, ModelError, ProgramFailed
@@ -201,7 +201,7 @@ def ask_reflection(session: Session) -> None:
             lm("Reply with one word: ready")
         except LMError as error:
             raise ModelError(
-                f"the reflection model {lm.model} did not answer: {type(error).__name__}: {error}. Check its name, key and address "
+                f"the reflection model {lm.model} did not answer: {_why(error, 'reflection_api_key_env')}. Check its name, key and address "
                 f"(reflection_model, reflection_api_key_env, reflection_api_base); {SKIP}",
                 flag=f"--reflection-model, --reflection-api-key-env, --reflection-api-base, {SKIP_FLAG}",
             ) from error
@@ -212,11 +212,25 @@ def _priced_by_name(lm: LanguageModel) -> bool:
     return isinstance(lm.recording.backend, HostedBackend)
 
 
+def _keys(error: Exception) -> Sequence[str]:
+    """The environment variables that the provider's key is looked for in, where there is none."""
+    return getattr(error, "env_keys", ()) if isinstance(error, LMNotConfiguredError) else ()
+
+
+def _why(error: Exception, argument: str) -> str:
+    """An exception of a model's client; of a missing key what to do, in the terms of this library: its own names the client's arguments."""
+    if keys := _keys(error):
+        model = getattr(error, "model", None) or "the provider"
+        return f"{model} needs an API key: set {' or '.join(keys)}, or name the variable that has it ({argument})"
+    return f"{type(error).__name__}: {str(error).strip().rstrip('.')}"
+
+
 def _stop(errors: Sequence[Exception], student: Student) -> None:
     """Raises where all runs failed alike; runs that failed in different ways say nothing of the program as a whole."""
     if all(isinstance(error, LMError) for error in errors):
         what = f"answered none of the first {len(errors)} tasks" if len(errors) > 1 else "did not answer"
-        raise ModelError(f"the model {what}: {type(errors[-1]).__name__}: {errors[-1]}. {SKIP}", flag=SKIP_FLAG)
+        flag = f"--api-key-env, {SKIP_FLAG}" if _keys(errors[-1]) else SKIP_FLAG
+        raise ModelError(f"the model {what}: {_why(errors[-1], 'api_key_env')}. {SKIP}", flag=flag)
     places = {place_of(error, student.program) for error in errors}
     if len(places) == 1 and not isinstance(errors[0], LMError):
         place, error = places.pop(), errors[0]

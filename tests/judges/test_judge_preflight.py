@@ -65,6 +65,21 @@ def test_the_reflection_model_is_asked(labels: str, monkeypatch: pytest.MonkeyPa
     assert time.monotonic() - begun < 5
 
 
+def test_a_missing_key_is_said_in_the_terms_of_the_library(labels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    run = compiled(labels, friendly, reflection_model="openai/m")[1]
+    with pytest.raises(
+        ModelError, match=r"openai/m needs an API key: set OPENAI_API_KEY, or name the variable that has it \(reflection_api_key_env\)\."
+    ):
+        run()
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"question": f"q{n}", "answer": "1"}) + "\n" for n in range(60)))
+    with pytest.raises(ModelError) as caught:
+        assay.evaluate("math_qa", rubric="math_qa", data=str(tmp_path / "rows.jsonl"), model="openai/m")
+    wanted = "openai/m needs an API key: set OPENAI_API_KEY, or name the variable that has it (api_key_env). preflight=False skips this check"
+    assert str(caught.value).endswith(wanted)
+    assert caught.value.flag == "--api-key-env, --no-preflight"
+
+
 def test_each_member_of_a_cascade_is_asked(labels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     spec = {"text": JUDGE, "scale": ["no", "yes"], "shows": ["output"]}

@@ -136,8 +136,9 @@ def test_a_compile_against_a_dead_server_ends_early_and_says_why(tmp_path: Path,
         calls.append(1)
         return dspy.lm15.ServerError("down")
 
-    with pytest.raises(ModelError, match=r"could be scored.*down"):
+    with pytest.raises(ModelError, match=r"could be scored.*down.*resume=True continues") as caught:
         compile_it(optimizer, tmp_path, down, preflight=False)
+    assert caught.value.flag == "--resume"
     assert len(calls) <= 40
 
 

@@ -13,7 +13,7 @@ import dspy
 
 from assay.datasets import Task
 from assay.errors import BudgetExceeded, ModelError
-from assay.optimizers.session import Session, Student
+from assay.optimizers.session import CONTINUES, Session, Student
 from assay.programs import ToolAgent
 from assay.programs.compose import ends
 
@@ -137,7 +137,7 @@ def explore(
             scored = [prediction for prediction, _ in runs if not math.isnan(prediction._result.value)]
             if not scored and not any(v.tried for v in variants):
                 why = runs[0][0]._result.failed or runs[0][0]._result.feedback
-                raise ModelError(f"none of the first {len(runs)} runs could be scored: {why}")
+                raise ModelError(f"none of the first {len(runs)} runs could be scored: {why}. {CONTINUES}", flag="--resume")
             for (task, attempt), (prediction, steps) in zip(batch, runs, strict=True):
                 score = prediction._result.value
                 if math.isnan(score):

@@ -28,7 +28,7 @@ from assay.optimizers.repairs import repaired_dspy
 from assay.optimizers.reserve import FEWEST, Decisions, ReportPlan, forecast_pair, pair_of, plan_report
 from assay.optimizers.search import AutoSearch
 from assay.optimizers.sequential import LEAST_SPREAD, WORST_SPREAD, SequentialTest, spread_of
-from assay.optimizers.session import Session, Student
+from assay.optimizers.session import CONTINUES, Session, Student
 from assay.optimizers.statistics import Gain, differences_of
 from assay.optimizers.teleprompters import Proposal, auto_adapters, check_optimizer, propose
 from assay.programs import program_version
@@ -238,7 +238,7 @@ class _Search:
         (self.folder / "search.json").write_text(json.dumps(state, indent=1))
         plain = self.candidates[0].evaluation
         if plain.why_unscored is not None:
-            raise ModelError(f"none of the {len(plain)} val tasks could be scored: {plain.why_unscored}")
+            raise ModelError(f"none of the {len(plain)} val tasks could be scored: {plain.why_unscored}. {CONTINUES}", flag="--resume")
 
     def _named(self, name: str) -> None:
         val = self.val[: named_val(name, len(self.val), self.session, self.student)]

@@ -25,7 +25,9 @@ from assay.rubrics.scoring import mark_unscored
 from assay.traces import Recorder, Rollout
 from assay.traces.listening import listening
 
-__all__ = ["Advance", "Measured", "Progress", "Session", "Student", "acting_parameters"]
+__all__ = ["CONTINUES", "Advance", "Measured", "Progress", "Session", "Student", "acting_parameters"]
+
+CONTINUES = "What was run is kept; once that is mended, resume=True continues"
 
 Advance = Callable[[int], None]
 
