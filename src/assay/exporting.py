@@ -212,15 +212,23 @@ def score_rollouts(
     Args:
         runs: only these; all where empty.
         again: those that have a score already as well; it is replaced.
-        judge_model: decides criteria that need a judge; without one they are not decided.
+        judge_model: decides criteria that need a judge and name no model of their own.
         judge_api_base: address of its server; the provider's own where None.
         judge_api_key_env: environment variable with its key.
     Returns:
         `scored`, `unscored` (the rubric could not decide), `skipped` (a score was there), the `mean`, and of what was scored
         now `coverage` and `undecided`, see `assay.rubrics.coverage`.
+    Raises:
+        ConfigError: a criterion needs a judge, and no model was named for it.
     """
     judge = get_lm(judge_model, temperature=0.1, **Endpoint(judge_api_base, judge_api_key_env).client(judge_model)) if judge_model else None
     measure, shown = load_rubric(rubric, judge_lm=judge), progress or Progress()
+    if unasked := [c.name for c in measure.finals if not c.when and measure.decider(c.name) is None]:
+        raise ConfigError(
+            f"the rubric {measure.name!r} has a judge decide {', '.join(map(repr, unasked))}, and no model was named for it: no rollout could be "
+            "scored. Name one as judge_model, or in the judge's own file",
+            flag="--judge-model NAME",
+        )
     counts, values, results = Counter[str](), list[float](), list[ScoreResult]()
     wanted: list[str | None] = [*runs] or [None]
     with Store(store) as opened:

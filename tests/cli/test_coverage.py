@@ -43,13 +43,12 @@ def run_cli(*args: str) -> tuple[int, str, str]:
     return done.exit_code, done.stdout, done.output
 
 
-def test_traces_score_without_a_judge_fails_and_says_who_why_and_how_often(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code, out, err = run_cli("traces", "score", "--rubric", "r.yaml", "--store", str(project / "a.db"), "--json")
-    data = json.loads(out)
-    assert (code, data["scored"], data["unscored"], data["coverage"]) == (1, 0, 3, 0.0)
-    assert "kind was not decided on 3 of 3: no judge model was given to ask 'Is it kind?'" in err
-    code, out, err = run_cli("traces", "score", "--rubric", "r.yaml", "--store", str(project / "a.db"), "--again", "--min-coverage", "0")
-    assert code == 0, err
+def test_traces_score_without_a_judge_is_refused_at_once(project: Path) -> None:
+    done = CliRunner().invoke(group, ["traces", "score", "--rubric", "r.yaml", "--store", str(project / "a.db"), "--json"])
+    assert isinstance(done.exception, ConfigError)
+    assert "has a judge decide 'kind', and no model was named for it" in str(done.exception)
+    assert done.exception.flag == "--judge-model NAME"
+    assert done.stdout == ""
 
 
 def test_traces_score_with_an_unreachable_judge_fails_naming_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
