@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from dspy.utils.exceptions import LMServerError
 
 import assay
-from assay.errors import ArtifactError, BudgetExceeded
+from assay.cli import tune as cli_tune
+from assay.cli.main import group
+from assay.errors import ArtifactError, BudgetExceeded, ParameterError
 from assay.models import Caps, Meter
 from assay.models.meter import Usage
 from assay.optimizers import Progress
@@ -173,3 +176,32 @@ def test_what_later_phases_spent_before_a_resume_is_not_kept_for_them_twice() ->
     meter.phases["search"].calls = 40
     with meter.during("search"), pytest.raises(BudgetExceeded, match="80 of 100 calls are spent; the rest is kept for gate and test"):
         meter.check()
+
+
+def test_runs_show_has_score_gain_and_artifact(place: Path) -> None:
+    found = assay.compile("mine.py:Mine", **job(Flaky(), max_calls=120, adapter="json")).to_dict()
+    run_id = json.loads(CliRunner().invoke(group, ["runs", "list", "--json"]).stdout)["runs"][0]["id"]
+    shown = CliRunner().invoke(group, ["runs", "show", run_id]).stdout
+    assert f"score on test: {found['test']['compiled']['score']:.3f}" in shown
+    assert f"gain on gate: {found['gate']['mean']:+.3f}" in shown
+    assert f"artifact: {found['artifact']}" in shown
+    assert json.loads(CliRunner().invoke(group, ["runs", "show", run_id, "--json"]).stdout)["result"]["winner"] == found["winner"]
+
+
+def test_tune_shows_what_was_measured_and_says_what_it_is(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tune("mine.py:Mine", **job(Flaky(), trials=2, max_calls=250, adapter="json", sizes={"val": 20})).to_dict()
+    assert report["test"]["tuned"]["metrics"]["adaptability"] is None  # there is one task type alone
+    cli_tune._show(report)
+    shown = capsys.readouterr().out
+    assert "adaptability" not in shown
+    assert "average confidence" not in shown
+    assert "efficiency: 1 minus the share of --budget" in shown
+    assert "task accuracy: share of tasks with a score of 0.8 or more" in shown
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_range_that_falls_is_refused_before_the_preflight(place: Path, more: list[str]) -> None:
+    words = ["tune", "mine.py:Mine", "--rubric", "r.yaml", "--data", "data.jsonl", "--range", "temperature=1:0.1", *more]
+    with pytest.raises(ParameterError, match="of temperature must rise and lie between"):
+        CliRunner().invoke(group, words, standalone_mode=False, catch_exceptions=False)
+    assert not Path(".assay").exists()

@@ -1,6 +1,7 @@
 """`assay runs`: list, show."""
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -44,10 +45,11 @@ def list_(limit: int, store: str | None, as_json: bool) -> None:
 @_json
 def show(run_id: str, store: str | None, as_json: bool) -> None:
     """One run: its settings, and its rollouts by phase. The start of an id is enough."""
-    from assay.traces.listing import show_run
+    from assay.traces.listing import finished_report, show_run
 
     with open_store(store) as opened:
         run = show_run(opened, run_id)
+    run["result"] = finished_report(store, run["id"])
     if as_json:
         print_json(run)
         return
@@ -59,6 +61,21 @@ def show(run_id: str, store: str | None, as_json: bool) -> None:
         mean = "" if part["mean_score"] is None else f", mean score {part['mean_score']:.3f}"
         whose = {"judge": " (verdicts of judges)", "outside": " (calls outside of a task)"}.get(part["source"], "")
         click.echo(f"  {part['phase'] or '–'}: {part['n']} {part['status']}{mean}{whose}")
+    for line in _result(run["result"] or {}):
+        click.echo(f"  {line}")
+
+
+def _result(report: dict[str, Any]) -> Iterator[str]:
+    """Score, gain and artifact of a run that was searching, where its report has them."""
+    test = report.get("test") or {}
+    after = test.get("compiled") or test.get("tuned") or {}
+    if isinstance(after.get("score"), float):
+        yield f"score on test: {after['score']:.3f} ({after['n']} tasks)"
+    for name, gain in (("gate", report.get("gate")), ("test", test.get("gain"))):
+        if gain and gain.get("mean") is not None:
+            yield f"gain on {name}: {gain['mean']:+.3f}, 95 % [{gain['low']:+.3f}, {gain['high']:+.3f}]"
+    if report.get("artifact"):
+        yield f"artifact: {report['artifact']}"
 
 
 def _when(seconds: float) -> str:

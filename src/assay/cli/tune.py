@@ -22,6 +22,17 @@ from assay.compilereport import dollars
 
 __all__ = ["command"]
 
+_MEANINGS = {
+    "efficiency": "1 minus the share of --budget (steps, tokens, seconds) that a run uses",
+    "coherence": "how often the answer is what the reasoning or the tools ended with, and how often samples of a task agree",
+    "adaptability": "mean score of the worst task type, as a share of the mean score",
+    "tool_usage": "share of tool calls that were needed, ran and were used",
+    "average confidence": "the agent's own estimate that its answer is right",
+    "task accuracy": "share of tasks with a score of 0.8 or more",
+    "response quality": "mean score",
+    "overall score": "mean of the rows above it",
+}
+
 
 @click.command("tune")
 @click.argument("program")
@@ -67,6 +78,7 @@ def command(program: str, **values: Any) -> None:
     and --storage.
     """
     from assay import tuning
+    from assay.optimizers.parameters.space import check_ranges
 
     as_json, store, out, resume, apply, impact, levels = keep(values, "as_json", "store", "out", "resume", "apply", "impact", "levels")
     values["sizes"] = {name: size for name in ("train", "val", "gate", "test") if (size := values.pop(f"{name}_size")) is not None}
@@ -74,6 +86,7 @@ def command(program: str, **values: Any) -> None:
     values["ranges"] = {name: _range(name, text) for name, text in pairs(values["ranges"], "--range").items()}
     values["budget"] = {name: _number(text, "--budget") for name, text in pairs(values["budget"], "--budget").items()}
     if values["dry_run"]:
+        check_ranges(values["ranges"], run_config(dict(values)).get("parameters", {}))
         sizes = values.pop("sizes")
         dry_run("tune", program, values, as_json=as_json, store=store, sizes=sizes, trials=values.pop("trials"), repeats=values.pop("samples"))
         return
@@ -148,12 +161,17 @@ def _show(data: dict[str, Any]) -> None:
         for column in ("", "default", "tuned"):
             table.add_column(column, justify="left" if not column else "right")
         table.add_row("score", _said(before["score"]), _said(after["score"]), style="bold")
-        for name in after["metrics"]:
+        shown = [name for name in after["metrics"] if before["metrics"][name] is not None or after["metrics"][name] is not None]
+        for name in shown:
             table.add_row(f"  {name}", _said(before["metrics"][name]), _said(after["metrics"][name]))
         for label, key in (("LM calls a task", "calls_per_task"), ("tokens a task", "tokens_per_task")):
             table.add_row(label, f"{before[key]:.1f}", f"{after[key]:.1f}")
         rich.print(table)
-        _show_table(rich, data["test"]["table"])
+        rows = [row for row in data["test"]["table"] if row["before"] is not None or row["after"] is not None]
+        _show_table(rich, rows)
+        for name in [*shown, *(row["name"] for row in rows)]:
+            if name in _MEANINGS:
+                rich.print(f"{name}: {_MEANINGS[name]}", markup=False, soft_wrap=True)
         warn_of_failures(rich, after)
         rich.print(f"gain: {_gain(gain)}; tokens {_share(data['test']['tokens'])}", markup=False)
     say_openings(rich, data["test_openings"])

@@ -1,17 +1,19 @@
 """What the store holds, as lists: rollouts by filters, and runs. Loads no DSPy."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
 from assay.errors import StoreError
 from assay.traces import schema
+from assay.traces.location import store_file
 from assay.traces.records import Rollout
 from assay.traces.rows import rollout_of
 from assay.traces.store import Store
 
-__all__ = ["find_rollouts", "known_programs", "list_runs", "show_run"]
+__all__ = ["find_rollouts", "finished_report", "known_programs", "list_runs", "show_run"]
 
 _NEWEST = 10_000  # rollouts whose programs are named where none fits
 _SEARCH = ("optimizer", "optimizer_settings", "threshold", "demos", "difference", "early_stop", "token_margin", "max_search_calls",
@@ -90,6 +92,14 @@ def show_run(store: Store, id_prefix: str) -> dict[str, Any]:
             for phase, status, source, count, mean in connection.execute(counted.order_by(*columns))
         ]
     return run
+
+
+def finished_report(where: str | Path | None, run_id: str) -> dict[str, Any] | None:
+    """The report that a run left in its folder beside the store when it ended; None of runs that leave none, and of those under way."""
+    file = store_file(where)
+    path = (file.parent if file is not None else Path(".assay")) / "runs" / run_id / "report.json"
+    found = _json_object(path.read_bytes()) if path.is_file() else {}
+    return found.get("report")
 
 
 def _run(row: Any) -> dict[str, Any]:

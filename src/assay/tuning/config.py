@@ -9,6 +9,7 @@ from assay.errors import ConfigError
 from assay.jobs import RunConfig
 from assay.optimizers.metrics import Budget
 from assay.optimizers.parameters import SearchConfig
+from assay.optimizers.parameters.space import check_ranges
 from assay.traces.store import check_url
 
 __all__ = ["TuneConfig"]
@@ -85,6 +86,7 @@ class TuneConfig(RunConfig):
             raise ConfigError(f"samples={self.samples!r} must be at least 1")
         if wrong := sorted(set(self.budget) - set(asdict(Budget()))):
             raise ConfigError(f"a budget has {', '.join(asdict(Budget()))}, not {wrong}")
+        check_ranges(self.ranges, self.parameters)
         self.search  # noqa: B018 - its settings are checked before anything is opened
 
     @property

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from assay.datasets.tasks import content_hash
 from assay.deployment import load_artifact
-from assay.errors import ConfigError, ParameterError, StoreError
+from assay.errors import ConfigError, StoreError
 from assay.jobs import Job, home_of
 from assay.optimizers import Progress, Student
 from assay.optimizers.parameters import Point, ProgramArena, Space, open_study
@@ -24,8 +24,6 @@ __all__ = ["arena_of", "facts_of", "space_of", "storage_of", "student_at", "stud
 
 def space_of(job: Job, config: TuneConfig, shown: Progress) -> Space:
     """The parameters that do something in the program, and in each artifact that is tried beside it."""
-    if unknown := sorted({*config.ranges, *config.parameters} - set(RANGES)):
-        raise ParameterError(f"unknown agent parameter {unknown}; there are {', '.join(RANGES)}")
     names = [config.program, *(str(path) for path in config.also)]
     acting = {name: acting_parameters(student_at(job, Point(name, {}), config)) for name in names}
     ranges = dict(config.ranges) or {name: limits for name, limits in RANGES.items() if name not in config.parameters}

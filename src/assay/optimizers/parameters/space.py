@@ -8,7 +8,7 @@ from typing import Any
 from assay.errors import ParameterError
 from assay.programs import RANGES, AgentParameters
 
-__all__ = ["Point", "Space", "in_figures"]
+__all__ = ["Point", "Space", "check_ranges", "in_figures"]
 
 _WHOLE = ("context_length", "max_steps", "reasoning_depth")
 _LOG = ("context_length", "max_steps")  # their effect is by ratios
@@ -43,19 +43,7 @@ class Space:
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        AgentParameters.of(self.fixed)
-        if unknown := sorted(set(self.ranges) - set(RANGES)):
-            raise ParameterError(f"unknown agent parameter {unknown}; there are {', '.join(RANGES)}")
-        if both := sorted(set(self.ranges) & set(self.fixed)):
-            raise ParameterError(f"{both} are fixed and searched at once; give each a range or a value")
-        for name, (low, high) in self.ranges.items():
-            least, most = RANGES[name]
-            if not (math.isfinite(low) and math.isfinite(high)):
-                raise ParameterError(f"the range {low:g} to {high:g} of {name} must be of finite numbers")
-            if name in _WHOLE and (low != int(low) or high != int(high)):
-                raise ParameterError(f"the range {low:g} to {high:g} of {name} must have whole numbers")
-            if not least <= low <= high <= most:
-                raise ParameterError(f"the range {low:g} to {high:g} of {name} must rise and lie between {least:g} and {most:g}")
+        check_ranges(self.ranges, self.fixed)
         if not any(self.searched(program) for program in self.programs):
             raise ParameterError(f"nothing is searched: {list(self.ranges)} do nothing in {', '.join(self.programs)}")
 
@@ -126,6 +114,27 @@ class Space:
             "ranges": {name: list(self.ranges[name]) for name in RANGES if name in self.ranges},
             "fixed": dict(self.fixed),
         }
+
+
+def check_ranges(ranges: Mapping[str, tuple[float, float]], fixed: Mapping[str, Any]) -> None:
+    """Refuses ranges of parameters that cannot be searched, before anything is run.
+
+    Raises:
+        ParameterError: unknown, out of range, falling, not whole where it must be, or both fixed and searched.
+    """
+    AgentParameters.of(fixed)
+    if unknown := sorted(set(ranges) - set(RANGES)):
+        raise ParameterError(f"unknown agent parameter {unknown}; there are {', '.join(RANGES)}")
+    if both := sorted(set(ranges) & set(fixed)):
+        raise ParameterError(f"{both} are fixed and searched at once; give each a range or a value")
+    for name, (low, high) in ranges.items():
+        least, most = RANGES[name]
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise ParameterError(f"the range {low:g} to {high:g} of {name} must be of finite numbers")
+        if name in _WHOLE and (low != int(low) or high != int(high)):
+            raise ParameterError(f"the range {low:g} to {high:g} of {name} must have whole numbers")
+        if not least <= low <= high <= most:
+            raise ParameterError(f"the range {low:g} to {high:g} of {name} must rise and lie between {least:g} and {most:g}")
 
 
 def in_figures(value: float) -> str:
