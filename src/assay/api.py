@@ -37,7 +37,7 @@ from assay.rubrics import Rubric
 from assay.showing import carried_by
 from assay.traces import Recorder, Rollout
 from assay.traces.missed import NOTHING, Unrecorded
-from assay.traces.sealing import Openings, claim_salt, openings_line, resolve_salt
+from assay.traces.sealing import HASH, Openings, claim_salt, openings_line, resolve_salt
 from assay.verdicts import corrected_by_people
 
 __all__ = ["CompileReport", "EvaluationReport", "RunConfig", "compile", "evaluate", "load", "load_rubric", "run"]
@@ -107,6 +107,7 @@ class EvaluationReport(Shown):
     corrected: Mapping[str, dict[str, Any]] = field(default_factory=dict)  # by criterion, see `assay.verdicts.corrected_by_people`
     openings: Openings | None = None  # of the test split
     notes: Sequence[str] = ()
+    used: int = 0  # of the tasks, those of train or val that an artifact was made with
 
     def to_dict(self) -> dict[str, Any]:
         usage = self.meter.usage
@@ -375,6 +376,7 @@ def evaluate(
             shown.say(f"warning: {few}")
         tasks = job.splits.unseal() if split == "test" else getattr(job.splits, split)
         job.session.know(tasks, split)
+        used = len(job.made_with() & {task.content_hash[:HASH] for task in tasks})
         known = job.runs_before("evaluate")
         try:
             if any((task.id, sample) not in known for task in tasks for sample in range(samples)):
@@ -391,5 +393,5 @@ def evaluate(
             corrected = corrected_by_people(job.session.rubric, job.store, job.run_id)
     return EvaluationReport(
         evaluation, job.session.meter, split, stopped, job.session.recorder.unrecorded, job.store.dropped, alarms, corrected, job.openings,
-        notes,
+        notes, used,
     )  # fmt: skip

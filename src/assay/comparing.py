@@ -41,7 +41,17 @@ class CompareReport(Shown):
         spent: dict[str, Any] = {key: None if None in values else sum(values) for key, values in both.items()}
         openings = self.b.openings or self.a.openings  # those of both sides, as one job
         spent["test_openings"] = openings.to_dict() if openings else None
-        return {**sides, "gain": self.gain.to_dict(), "split": self.a.split, "tasks": tasks, **spent, "stopped": self.a.stopped or self.b.stopped}
+        about = {"gain": self.gain.to_dict(), "split": self.a.split, "tasks": tasks, "notes": self._notes()}
+        return {**sides, **about, **spent, "stopped": self.a.stopped or self.b.stopped}
+
+    def _notes(self) -> list[str]:
+        """Which side knows the tasks from its compile: its score on them says little of others."""
+        return [
+            f"{report.used} of these {len(report.evaluation)} tasks were used to compile {name} (demonstrations and selection): its score on them is "
+            "biased upwards. split='test' compares on tasks that it has not seen"
+            for name, report in zip(self.names, (self.a, self.b), strict=True)
+            if report.used
+        ]
 
 
 @takes(RunConfig, also=("samples", "resume"))

@@ -248,6 +248,17 @@ class Job:
         }  # fmt: skip
         return FinishedRun(self.folder, caps=self.config.caps, about=about)
 
+    def tasks_of_artifact(self) -> dict[str, list[str]]:
+        """The first digits of the tasks' content hashes that the artifact was made with, by split; empty where there is none."""
+        if self.artifact is None:
+            return {}
+        told = json.loads((self.artifact.path / "splits.json").read_text(encoding="utf-8")).get("tasks") or {}
+        return {name: hashes for name, hashes in told.items() if name in SPLITS}
+
+    def made_with(self) -> set[str]:
+        """Of those the tasks that it learned from or was selected on."""
+        return {content for name in ("train", "val") for content in self.tasks_of_artifact().get(name, ())}
+
     def end_as_before(self, report: Mapping[str, Any]) -> None:
         """Ends with the report of an earlier process: the store keeps what it says of the run."""
         self.ended, self.status = True, "done" if report["stopped"] is None else "stopped"
@@ -327,8 +338,7 @@ def _keep_splits(job: Job, opens_as: str) -> None:
     know_tasks(job.store, splits.parts())
     if job.artifact is not None:
         job.session.recorder.carried = carried_by(job.artifact)
-        told = json.loads((job.artifact.path / "splits.json").read_text(encoding="utf-8")).get("tasks") or {}
-        know_splits(job.store, {name: [(content, "") for content in hashes] for name, hashes in told.items() if name in SPLITS})
+        know_splits(job.store, {name: [(content, "") for content in hashes] for name, hashes in job.tasks_of_artifact().items()})
 
     def count() -> None:
         job.openings = open_test(job.store, opens_as, data=job.config.data, tasks=[task.content_hash for task in splits.parts()["test"]])

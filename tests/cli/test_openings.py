@@ -63,6 +63,17 @@ def test_compile_tune_and_evaluate_say_how_often_the_test_split_was_opened(flags
     assert "has been opened" not in invoked("evaluate", "mine.py:Mine", "--split", "val", *flags)
 
 
+def test_compare_says_that_an_artifact_was_made_with_the_tasks(flags: list[str]) -> None:
+    artifact = json.loads(invoked("compile", "mine.py:Mine", "--optimizer", "labeled", *flags, "--json"))["artifact"]
+    for split in ("train", "val"):
+        found = json.loads(invoked("compare", "mine.py:Mine", artifact, *flags, "--split", split, "--json"))
+        n = found["b"]["n"]
+        assert [note.partition(" (")[0] for note in found["notes"]] == [f"{n} of these {n} tasks were used to compile {artifact}"]
+    shown = " ".join(invoked("compare", "mine.py:Mine", artifact, *flags, "--split", "train").split())
+    assert "its score on them is biased upwards. split='test' compares on tasks that it has not seen" in shown
+    assert json.loads(invoked("compare", "mine.py:Mine", artifact, *flags, "--split", "test", "--json"))["notes"] == []
+
+
 def test_compare_says_how_often_it_opened_the_test_split(flags: list[str]) -> None:
     sides = ["compare", "mine.py:Mine", "mine.py:Other", *flags]
     assert opened("2 times") + " (2 times by this job)" in " ".join(invoked(*sides, "--split", "test").split())

@@ -53,4 +53,6 @@ def _show(data: dict[str, Any]) -> None:
     gain = data["gain"]
     what = "no significant difference" if gain["mean"] is None or gain["low"] <= 0 <= gain["high"] else "a gain" if gain["low"] > 0 else "a loss"
     rich.print(f"gain of b: {with_interval(gain)}: {what}")
+    for note in data["notes"]:
+        rich.print(f"note: {note}")
     say_openings(rich, data["test_openings"])

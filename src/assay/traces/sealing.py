@@ -24,6 +24,7 @@ from assay.traces.store import Store, store_url
 
 __all__ = [
     "DEFAULT_SALT",
+    "HASH",
     "SEALED",
     "SplitFinder",
     "claim_salt",
