@@ -77,6 +77,14 @@ def test_verbosity_by_hand() -> None:
     assert (found["mean"], found["high"] - found["mean"]) == (pytest.approx(0.25), pytest.approx(reach))
 
 
+def test_a_verbosity_of_too_few_items_is_not_called_unmeasured() -> None:
+    people = ["bad", "fair"] * 7
+    found = card(answers(people), items(people), padded=(answers(people), answers([None, *people[1:]])))
+    assert found["verbosity_bias"] is None
+    assert found["undefined"]["verbosity_bias"] == "13 items have a verdict with and without the words, and it needs 20"
+    assert card(answers(people), items(people))["undefined"]["verbosity_bias"] == "not measured"
+
+
 def test_self_preference_by_hand() -> None:
     people = ["fair"] * 80
     verdicts, models = [], []

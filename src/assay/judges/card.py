@@ -55,7 +55,7 @@ def reliability_card(
         "mass": (_mass_on_scale(masses), "the verdicts were not read from token probabilities"),
         "length_bias": (_length_bias(answers, items, spec), "fewer than 20 verdicts, or outputs of one length"),
         "explained_by": (_explained(answers, items, spec), "fewer than 40 verdicts, or the judge differs from raters by the same throughout"),
-        "verbosity_bias": (_verbosity(padded, spec), "not measured"),
+        "verbosity_bias": (_verbosity(padded, spec), _why_no_verbosity(padded, spec)),
         "self_preference": (_self_preference(answers, items, spec, model), "the labels do not tell outputs of the judge's model from others"),
         "smallest_difference": (_smallest_difference(answers, spec), "fewer than two verdicts, all alike, or a scale without an order"),
     }
@@ -225,6 +225,15 @@ def _verbosity(padded: tuple[Answers, Answers] | None, spec: JudgeSpec) -> dict[
         if a is not None and b is not None
     ]
     return _mean_interval(changes)
+
+
+def _why_no_verbosity(padded: tuple[Answers, Answers] | None, spec: JudgeSpec) -> str:
+    if padded is None:
+        return "not measured"
+    if spec.kind == "nominal":
+        return "a scale without an order"
+    both = sum(a is not None and b is not None for a, b in zip(padded[0].verdicts, padded[1].verdicts, strict=True))
+    return f"{both} items have a verdict with and without the words, and it needs {_FEW}"
 
 
 def _self_preference(answers: Answers, items: Sequence[Item], spec: JudgeSpec, model: str) -> dict[str, float] | None:
