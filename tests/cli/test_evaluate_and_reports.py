@@ -1,6 +1,7 @@
 """`assay evaluate --fail-under`, and the page of a compile."""
 
 import json
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -94,6 +95,18 @@ def test_verdicts_of_judges_are_listed_apart_and_not_rated(tmp_path: Path) -> No
     refused = CliRunner().invoke(group, ["traces", "rate", "bbbb", "0.5"])
     assert isinstance(refused.exception, ConfigError)
     assert "is a verdict of a judge" in str(refused.exception)
+
+
+def test_stats_name_units_and_count_rollouts_by_status(tmp_path: Path) -> None:
+    with Store() as store:
+        for n, status in enumerate(("done", "error", "error")):
+            score = 1 / 3 if status == "done" else None
+            store.put_rollout(Rollout(id=str(n) * 32, run_id="r", status=status, program="p", split="val", score=score, inputs={"question": "a"}))
+    found = dict(re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in invoked("traces", "stats").splitlines())
+    assert (found["rollouts"], found["by status"], found["by split"], found["scored"]) == ("3", "done 1, error 2", "val 3", "1, mean score 0.333")
+    assert (found["failed"], found["unrecorded"], found["cost"]) == ("0", "0 LM calls", "$0.0000")
+    assert found["prompt tokens"] == "0 (calls from the cache included)"
+    assert json.loads(invoked("traces", "stats", "--run", "r", "--json"))["statuses"] == {"done": 1, "error": 2}
 
 
 def test_two_programs_are_compared_task_by_task_and_their_runs_and_rollouts_listed(tmp_path: Path) -> None:

@@ -156,8 +156,28 @@ def stats(run_id: str | None, store: str | None, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    for key, value in found.items():
-        click.echo(f"{key:18} {('unknown' if key == 'unrecorded' else '–') if value is None else value}")
+    for label, text in _stats_lines(found):
+        click.echo(f"{label:18} {text}")
+
+
+def _stats_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """What `traces stats` prints: labels with units, and values."""
+
+    def by(name: str) -> str:
+        return ", ".join(f"{part} {count:,}" for part, count in found[name].items()) or "–"
+
+    unrecorded = f"{found['unrecorded']} LM calls"
+    if found["unrecorded"] is None:
+        unrecorded = "unknown, at least {unrecorded_seen} LM calls ({unrecorded_reason})".format(**found)
+    mean = "–" if found["mean_score"] is None else f"{found['mean_score']:.3f}"
+    return [
+        ("rollouts", f"{found['rollouts']:,}"), ("  by status", by("statuses")), ("  by split", by("splits")),
+        ("  scored", f"{found['scored']:,}, mean score {mean}"), ("LM calls", f"{found['transitions']:,}"),
+        ("  from the cache", f"{found['cached']:,}"), ("  failed", f"{found['errors']:,}"), ("unrecorded", unrecorded),
+        ("prompt tokens", f"{found['prompt_tokens']:,} (calls from the cache included)"),
+        ("completion tokens", f"{found['completion_tokens']:,} (calls from the cache included)"),
+        ("cost", "unknown: a call has no known price" if found["cost_usd"] is None else f"${found['cost_usd']:.4f}"),
+    ]  # fmt: skip
 
 
 @command.command("rate")

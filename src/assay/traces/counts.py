@@ -18,6 +18,7 @@ Execute = Callable[[str, Mapping[str, Any]], Sequence[Sequence[Any]]]  # a state
 
 _ROLLOUTS = "SELECT count(*), count(score), avg(score) FROM rollouts {own}"
 _SPLITS = "SELECT split, count(*) FROM rollouts {own} GROUP BY split ORDER BY split"
+_STATUSES = "SELECT status, count(*) FROM rollouts {own} GROUP BY status ORDER BY status"
 _CALLS = (
     "SELECT count(*), sum(CAST(cached AS INTEGER)), sum(prompt_tokens), sum(completion_tokens), sum(transitions.cost_usd), "
     "count(transitions.cost_usd) FROM transitions {joined}"
@@ -28,14 +29,14 @@ _RUNS = "SELECT sum(unseen), max(unrecorded_reason) FROM runs {one}"
 
 def stats(execute: Execute, run_id: str | None = None) -> dict[str, Any]:
     """Counts of a store, or of one run: rollouts, transitions, unrecorded calls (None: unknown), cached, errors, tokens, dollars (None: a call has
-    no known price), mean score, rollouts by split."""
+    no known price), mean score, rollouts by split and by status. `errors` are LM calls that failed."""
     clauses = {"own": "", "joined": "", "and_": "WHERE", "one": ""}
     if run_id:
         joined = "JOIN rollouts ON rollouts.id = transitions.rollout_id WHERE rollouts.run_id = :run"
         clauses = {"own": "WHERE run_id = :run", "joined": joined, "and_": "AND", "one": "WHERE id = :run"}
     values = {"run": run_id} if run_id else {}
-    rollouts, splits, calls, errors, runs = (
-        execute(statement.format(**clauses), values) for statement in (_ROLLOUTS, _SPLITS, _CALLS, _ERRORS, _RUNS)
+    rollouts, splits, statuses, calls, errors, runs = (
+        execute(statement.format(**clauses), values) for statement in (_ROLLOUTS, _SPLITS, _STATUSES, _CALLS, _ERRORS, _RUNS)
     )
     ((count, scored, mean),), ((made, cached, prompt, completion, cost, priced),) = rollouts, calls
     unknown = priced < made - errors[0][0]  # a call without a price; failed ones have none
@@ -44,6 +45,7 @@ def stats(execute: Execute, run_id: str | None = None) -> dict[str, Any]:
         "cached": int(cached or 0), "errors": errors[0][0], "prompt_tokens": int(prompt or 0),
         "completion_tokens": int(completion or 0), "cost_usd": None if unknown else float(cost or 0.0),
         "splits": {split or "none": number for split, number in splits},
+        "statuses": {status or "none": number for status, number in statuses},
     }  # fmt: skip
 
 
