@@ -79,7 +79,9 @@ def test_verbosity_by_hand() -> None:
 
 def test_a_verbosity_of_too_few_items_is_not_called_unmeasured() -> None:
     people = ["bad", "fair"] * 7
-    found = card(answers(people), items(people), padded=(answers(people), answers([None, *people[1:]])))
+    padded = answers(people)
+    padded.verdicts[0] = None
+    found = card(answers(people), items(people), padded=(answers(people), padded))
     assert found["verbosity_bias"] is None
     assert found["undefined"]["verbosity_bias"] == "13 items have a verdict with and without the words, and it needs 20"
     assert card(answers(people), items(people))["undefined"]["verbosity_bias"] == "not measured"
