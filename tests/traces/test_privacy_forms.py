@@ -177,3 +177,10 @@ def test_hostile_texts_take_little_time(recall: Any) -> None:
         clock = time.process_time()
         hidden("start of text " + text)
         assert time.process_time() - clock < 8
+
+
+@LISTED
+def test_a_given_name_alone_after_a_number_is_a_person() -> None:
+    found = Anonymizer(KEY, engine="gazetteers").find
+    assert [(one.type, one.value) for one in found("Order 4711 is late.\nBob")] == [("person", "bob")]
+    assert [one.type for one in found("I live in Paris.")] == ["place"]

@@ -187,7 +187,8 @@ def _judged(text: str, start: int, value: str, words: list[str]) -> Found | None
     if len(words) > 1 and (named[0] or (named[1] and told)) and not (place and " ".join(plain) in cities):
         return Found("person", start, end, normal("person", value))
     if place or _is_place(text[max(0, start - 90) : start], value, words, text[end : end + 1], alone=alone):
-        return Found("place", start, end, normal("place", value))
+        kind = "person" if not place and len(words) == 1 and plain[0] in first and plain[0] not in cities else "place"  # "Order 4711 is late.\nBob"
+        return Found(kind, start, end, normal(kind, value))
     if (
         told
         and (named[0] or named[1])
