@@ -134,7 +134,7 @@ def test_two_programs_are_compared_task_by_task_and_their_runs_and_rollouts_list
 
 def test_lists_without_a_match_name_the_filters_and_the_known_programs(tmp_path: Path) -> None:
     invoked("evaluate", "p.py:half", *project(tmp_path))
-    assert len(invoked("traces", "list", "--phase", "evaluate", "--program", "HALF").splitlines()) == 4
+    assert len(invoked("traces", "list", "--phase", "evaluate", "--program", "HALF").splitlines()) == 1 + 4  # with the header
     none = CliRunner().invoke(group, ["traces", "list", "--program", "half", "--phase", "gate", "--min-score", "0.5"])
     assert (none.exit_code, none.stdout) == (0, "")
     assert none.stderr == "no rollout matches the filters: phase gate, program half, min score 0.5\n"
