@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
+from assay.cli import compile as compile_command
 from assay.cli.evaluate import command
 from assay.cli.main import group
 from assay.compilereport import compile_markdown
@@ -48,6 +49,12 @@ def test_the_page_of_a_compile_is_rounded() -> None:
     assert "+0.333, 95 % [-0.100, +0.700], 12 tasks" in text
     assert "1,234 LM calls" in text
     assert "3333" not in text
+
+
+@pytest.mark.parametrize(("costs", "cells"), [((0.0, None), ("–", "–")), ((0.0, 0.5), ("$0.0000", "$0.5000"))])
+def test_costs_are_compared_where_both_are_known(costs: tuple[float, float | None], cells: tuple[str, str]) -> None:
+    (row,) = [row for row in compile_command._rows([{**SIDE, "cost_usd": cost} for cost in costs]) if row[0] == "cost"]
+    assert row[1:3] == cells
 
 
 def project(folder: Path) -> list[str]:

@@ -130,7 +130,8 @@ def _rows(sides: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
         yield label, *(str(side[key]) for side in sides), ""
     for label, key in (("LM calls a task", "calls_per_task"), ("tokens a task", "tokens_per_task")):
         yield label, *(f"{side[key]:.1f}" for side in sides), ""
-    yield "cost", *(dollars(side["cost_usd"]) for side in sides), ""
+    unpriced = any(side["cost_usd"] is None for side in sides)  # then a side that came from the cache has no cost to compare with either
+    yield "cost", *(dollars(None if unpriced else side["cost_usd"]) for side in sides), ""
 
 
 def _gain_line(gain: dict[str, Any]) -> str:
