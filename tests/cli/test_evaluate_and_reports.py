@@ -144,7 +144,8 @@ def test_lists_without_a_match_name_the_filters_and_the_known_programs(tmp_path:
     assert len(invoked("traces", "list", "--phase", "evaluate", "--program", "HALF").splitlines()) == 1 + 4  # with the header
     none = CliRunner().invoke(group, ["traces", "list", "--program", "half", "--phase", "gate", "--min-score", "0.5"])
     assert (none.exit_code, none.stdout) == (0, "")
-    assert none.stderr == "no rollout matches the filters: phase gate, program half, min score 0.5\n"
+    asked = "phase gate, program half, min score 0.5"
+    assert none.stderr == f"no rollout matches the filters: {asked} (verdicts of judges are listed with --source judge)\n"
     unknown = CliRunner().invoke(group, ["traces", "list", "--program", "triage"])
     assert isinstance(unknown.exception, ConfigError)
     assert str(unknown.exception).endswith("there are p.py:half")
