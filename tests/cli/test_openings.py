@@ -97,7 +97,7 @@ TEST = {"before": SIDE, "after": SIDE, "gain": {"mean": 0.0, "low": 0.0, "high":
 
 def test_improve_says_it(capsys: pytest.CaptureFixture[str]) -> None:
     report: dict[str, Any] = {
-        "steps": [], "notes": [], "test": None, "test_openings": {"this_job": 2, "this_store": 5}, "model": "m", "artifact": "a",
+        "steps": [], "notes": [], "stopped": None, "test": None, "test_openings": {"this_job": 2, "this_store": 5}, "model": "m", "artifact": "a",
     }  # fmt: skip
     improve._show(report)
     assert f"{opened('5 times')} (2 times by this job)" in " ".join(capsys.readouterr().out.split())
