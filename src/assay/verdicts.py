@@ -31,6 +31,7 @@ from assay.judges.labels import make_items
 from assay.judges.loading import AnyJudge
 from assay.judging import judge_session, need_fields, question_key, rated_items
 from assay.models import sample_scope
+from assay.models.scope import refusals_end_at_once
 from assay.optimizers import Progress, Session, mean_interval
 from assay.optimizers.judged import Judged, judge_items
 from assay.preflight import check_prices
@@ -114,7 +115,8 @@ def audit_judge(
     with _at_work("audit", judge, lm, shown, store, False, cases or labels or "", options) as (judge_, session):
         items = audit_items(pack, judge_)
         need_fields(judge_, items)
-        judged = judge_items(judge_, items, session, name="audit", split="audit")
+        with refusals_end_at_once():  # a pack has hundreds of verdicts: waiting for a server that is not there takes minutes
+            judged = judge_items(judge_, items, session, name="audit", split="audit")
         if judged.unscored == len(items):
             raise ModelError(f"the judge gave no verdict at all: {next((r for r in judged.reasons if r), 'no reason was given')}")
         found = assess(pack, items, judged.answers, judge_, pass_at=pass_at)

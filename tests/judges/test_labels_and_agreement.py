@@ -86,8 +86,8 @@ def test_what_a_table_leaves_empty_is_missing_whatever_it_is_called() -> None:
     ("row", "message"),
     [
         ({"output": "x", "label": "maybe"}, r"l\.jsonl:2: the label 'maybe' is not on the judge's scale"),
-        ({"label": "yes"}, r"l\.jsonl:2: what is to be judged must stand in 'output'.*--rename answer=output"),
-        ({"output_a": "x", "label": "yes"}, r"l\.jsonl:2: what is to be judged must stand in 'output'.*--rename answer=output"),
+        ({"label": "yes"}, r"l\.jsonl:2: what is to be judged must stand in 'output'.*rename=\{'answer': 'output'\}"),
+        ({"output_a": "x", "label": "yes"}, r"l\.jsonl:2: what is to be judged must stand in 'output'.*rename=\{'answer': 'output'\}"),
         ({"item_id": "a", "output": "other", "label": "yes"}, r"l\.jsonl:2: item 'a' was shown with another output"),
         ({"output": "x", "label": "yes", "split": "exam"}, r"l\.jsonl:2: the split 'exam' does not exist"),
     ],

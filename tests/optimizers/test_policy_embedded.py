@@ -374,6 +374,10 @@ def test_what_is_retained_is_named_apart(embedded: str) -> None:
 )
 def test_the_command_line_says_what_is_wrong(words: list[str], message: str, embedded: str) -> None:
     Path("nice.yaml").write_text("name: nice\ncriteria:\n  - {name: nice, weight: 1, judge: 'Is it nice?'}\n")
+    if "sft" in words:  # its rows are read before anything else
+        Path("rows").mkdir()
+        rows = [{"prompt": [{"role": "user", "content": f"{n}?"}], "completion": [{"role": "assistant", "content": str(n)}]} for n in range(20)]
+        Path("rows/data.jsonl").write_text("\n".join(map(json.dumps, rows)))
     done = subprocess.run([sys.executable, "-m", "assay", *words], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode in (1, 2), done.stderr
     assert re.search(message, " ".join(done.stderr.split())), done.stderr

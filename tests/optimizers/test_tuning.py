@@ -672,7 +672,7 @@ def test_a_result_within_another_number_was_not_used() -> None:
 def test_evaluators_give_metrics_between_0_and_1() -> None:
     for found, message in (({"accuracy": 85}, "between 0 and 1"), (None, "gives metrics by name")):
         with pytest.raises(ConfigError, match=message):
-            AgentArena(Aims(), lambda task, output, found=found: found).run(Point("agent", {"temperature": 0.5, "max_steps": 5}), TASKS[:1])
+            AgentArena(Aims(), lambda task, output, found=found: found).run(Point("agent", {"temperature": 0.5, "max_steps": 5}), TASKS[:3])
 
 
 def test_a_missing_package_can_be_told_from_another_host() -> None:
