@@ -23,7 +23,7 @@ def test_the_readme_does_what_it_says(embedded: str, own_folder: Path) -> None:
     bin_folder = Path(sys.executable).parent
     for kind, text in blocks:
         command = ["bash", "-euo", "pipefail", "-c", f"PATH={bin_folder}:$PATH\n{text}"] if kind == "sh" else [sys.executable, "-c", text]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
         assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
         assert done.stdout
 

@@ -219,7 +219,7 @@ def test_ctrl_c_keeps_what_was_found(embedded: str) -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert "--resume goes on" in errors
+    assert "--resume continues" in errors
     assert json.loads(assay("traces", "stats", "--json").stdout)["transitions"] > 0
 
 

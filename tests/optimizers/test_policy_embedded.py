@@ -29,7 +29,7 @@ from assay.optimizers.weights.rows import trained_tokens
 from assay.testing import scripted_lm
 from assay.traces import Store
 from assay.traces.gates import Gates
-from assay.training import compare, independent, train, train_offline
+from assay.training import check_comparison, compare, independent, train, train_offline
 
 DATA = "arithmetic:terms=2-2&digits=1-1&size=60"
 SMALL: dict[str, Any] = {
@@ -299,7 +299,7 @@ def test_another_model_may_judge_what_only_watches(trained: tuple[Path, Any], em
     with Store("watched.db") as store:
         judged = [rollout for rollout in store.rollouts(limit=None) if rollout.source == "judge"]
     assert len(judged) >= 8
-    assert {rollout.phase for rollout in judged} == {"train"}
+    assert {rollout.phase for rollout in judged} == {"preflight", "train"}
 
 
 def test_a_model_in_training_does_not_judge_itself(embedded: str, tmp_path: Path) -> None:
@@ -310,6 +310,8 @@ def test_a_model_in_training_does_not_judge_itself(embedded: str, tmp_path: Path
                 train("math_qa", data=DATA, name="x", model=embedded, **given, **judge, **SMALL)
         with pytest.raises(ConfigError, match="would learn to please itself"):
             train("math_qa", rubric="math_qa", retain=["math_qa,nice.yaml,arithmetic:size=60"], data=DATA, name="x", model=embedded, **judge, **SMALL)
+        with pytest.raises(ConfigError, match="would learn to please itself"):
+            check_comparison("math_qa", rubric="nice.yaml", data=DATA, model=embedded, **judge)
         with pytest.raises(ConfigError, match="would learn to please itself"):
             assay.improve("math_qa", rubric="nice.yaml", data=DATA, name="x", model=embedded, **judge)
 
@@ -369,15 +371,10 @@ def test_what_is_retained_is_named_apart(embedded: str) -> None:
         (["train", "sft", "rows", "--name", "x", "--program", "math_qa"], "belong together"),
         (["improve", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--order", "dance"], "order names"),
         (["improve", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--grpo", "step=3"], "there are the fields of PolicyConfig"),
-        (["train", "sft", "rows", "--name", "x", "--program", "math_qa", "--rubric", "nice.yaml", "--data", DATA], "please itself"),
     ],
 )
 def test_the_command_line_says_what_is_wrong(words: list[str], message: str, embedded: str) -> None:
     Path("nice.yaml").write_text("name: nice\ncriteria:\n  - {name: nice, weight: 1, judge: 'Is it nice?'}\n")
-    if "sft" in words:  # its rows are read before anything else
-        Path("rows").mkdir()
-        rows = [{"prompt": [{"role": "user", "content": f"{n}?"}], "completion": [{"role": "assistant", "content": str(n)}]} for n in range(20)]
-        Path("rows/data.jsonl").write_text("\n".join(map(json.dumps, rows)))
     done = subprocess.run([sys.executable, "-m", "assay", *words], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode in (1, 2), done.stderr
     assert re.search(message, " ".join(done.stderr.split())), done.stderr
