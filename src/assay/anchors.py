@@ -42,7 +42,7 @@ def values_of(answers: Answers, judge: Judge) -> list[float | None]:
 def made_by(judge: Judge, session: Session) -> dict[str, str]:
     """Everything that decides a verdict, by name."""
     config = judge.config
-    backend = (sibling(session.lm, judge.model) if judge.model else session.lm).recording.backend
+    backend = (sibling(session.lm, judge.model, judge.endpoint) if judge.model else session.lm).recording.backend
     return {
         "model": judge.model or session.lm.model,
         "weights": str(backend.weights or getattr(backend, "address", "")),
@@ -99,12 +99,12 @@ def replay_changed(source: Any, judge: Judge, session: Session) -> list[str]:
     return alarms
 
 
-def replay_of_rubric(rubric: Rubric, session: Session) -> list[str]:
-    """The alarms of all compiled judges that a rubric uses, under the model that judges for it."""
+def replay_of_rubric(rubric: Rubric, session: Session, *, own_models: bool = False) -> list[str]:
+    """The alarms of all compiled judges that a rubric uses, under the model that judges for it; for `own_models` see `assay.jobs.load_rubric`."""
     alarms: list[str] = []
     uses: Mapping[str, None] = dict.fromkeys(c.judge.use for c in rubric.criteria if c.judge is not None and c.judge.use)
     for source in dict.fromkeys(part for use in uses for part in compiled_parts(use)):
-        judge = load_judge(source)
+        judge = load_judge(source, own_model=own_models)
         if isinstance(judge, Judge):
             own = replace(session, lm=session.judge_lm or session.lm, rubric=agreement_rubric(judge.spec))
             alarms += replay_changed(source, judge, own)

@@ -222,7 +222,7 @@ def score_rollouts(
         ConfigError: a criterion needs a judge, and no model was named for it.
     """
     judge = get_lm(judge_model, temperature=0.1, **Endpoint(judge_api_base, judge_api_key_env).client(judge_model)) if judge_model else None
-    measure, shown = load_rubric(rubric, judge_lm=judge), progress or Progress()
+    measure, shown = load_rubric(rubric, judge_lm=judge, own_models=judge is None), progress or Progress()
     if unasked := [c.name for c in measure.finals if not c.when and measure.decider(c.name) is None]:
         raise ConfigError(
             f"the rubric {measure.name!r} has a judge decide {', '.join(map(repr, unasked))}, and no model was named for it: no rollout could be "

@@ -25,6 +25,7 @@ from assay.judges import Judge, resolver
 from assay.judges.loading import AnyJudge, members_of
 from assay.judges.loading import load_judge as read_judge
 from assay.models import Caps, LanguageModel, Meter, ResponseCache, get_lm, with_recording
+from assay.models.lm import has_provider
 from assay.models.meter import spent_before
 from assay.models.roles import Endpoint, is_embedded
 from assay.optimizers import Progress, Session, Student
@@ -159,6 +160,11 @@ class RunConfig(CommonConfig):
     optimizer_settings: Mapping[str, Any] | None = None
 
     @property
+    def names_judge(self) -> bool:
+        """Whether a model or an address is named for judges."""
+        return bool(self.judge_model or self.judge_api_base or self.judge_api_key_env)
+
+    @property
     def generation(self) -> dict[str, Any]:
         """Settings of the program's model beyond its own."""
         return {}
@@ -182,24 +188,37 @@ class RunConfig(CommonConfig):
         return cls(program=name, rubric=rubric.name if isinstance(rubric, Rubric) else str(rubric), data=data_spec(data), **{**options, **model})
 
 
-def load_rubric(source: str | Path | Rubric, *, judge_lm: dspy.LM | None = None) -> Rubric:
-    """A rubric from a YAML file or by a shipped name, its judge criteria decided by `judge_lm`."""
+def load_rubric(source: str | Path | Rubric, *, judge_lm: dspy.LM | None = None, own_models: bool = False) -> Rubric:
+    """A rubric from a YAML file or by a shipped name, its judge criteria decided by `judge_lm`.
+
+    Args:
+        own_models: compiled judges ask the model that they were calibrated with, at its own address, and not `judge_lm`.
+    """
     if not isinstance(source, str | Path | Rubric):
         raise ConfigError(f"rubric={source!r} must be a Rubric, a YAML file's path or a shipped name")
     rubric = source if isinstance(source, Rubric) else read_rubric(source)
-    return rubric.with_resolver(resolver(judge_lm, load_judge)) if judge_lm is not None and rubric.resolver is None else rubric
+    if rubric.resolver is not None or (judge_lm is None and not own_models):
+        return rubric
+    return rubric.with_resolver(resolver(judge_lm, functools.partial(load_judge, own_model=own_models)))
 
 
-def load_judge(source: str | Path, **spec: Any) -> AnyJudge:
-    """A judge: a compiled one from its artifact's folder, or one as in `assay.judges.loading.load_judge`."""
+def load_judge(source: str | Path, *, own_model: bool = False, **spec: Any) -> AnyJudge:
+    """A judge: a compiled one from its artifact's folder, or one as in `assay.judges.loading.load_judge`.
+
+    Args:
+        own_model: a compiled judge that names no model asks the one that it was calibrated with, at its own address.
+    """
     if not is_artifact(source):
-        return read_judge(source, find=load_judge, **spec)
+        return read_judge(source, find=functools.partial(load_judge, own_model=own_model), **spec)
     if spec:
         raise ConfigError(f"{source} is a compiled judge with its own {', '.join(sorted(spec))}")
-    program = load_artifact(source).program
-    if not isinstance(program, Judge):
-        raise ConfigError(f"{source} is an artifact of {type(program).__name__}, not of a judge")
-    return program
+    artifact = load_artifact(source)
+    judge = artifact.program
+    if not isinstance(judge, Judge):
+        raise ConfigError(f"{source} is an artifact of {type(judge).__name__}, not of a judge")
+    if own_model and judge.model is None and has_provider(artifact.manifest["model"]):
+        judge.model, judge.endpoint = artifact.manifest["model"], artifact.endpoint
+    return judge
 
 
 def compiled_parts(judge: str) -> list[str]:
@@ -300,8 +319,9 @@ def open_job(
     with open_run(config, lm=lm, progress=progress, store=store, resume=resume) as run, ExitStack() as closing:
         judge = _judge_lm(config, run.lm, run.model)
         session = Session(
-            lm=run.lm.copy(**config.generation), rubric=load_rubric(checked, judge_lm=judge), recorder=run.recorder, meter=run.meter,
-            program_name=name, seed=config.seed, threads=run.threads, progress=progress, prompt_lm=run.reflection, judge_lm=judge,
+            lm=run.lm.copy(**config.generation), rubric=load_rubric(checked, judge_lm=judge, own_models=not config.names_judge),
+            recorder=run.recorder, meter=run.meter, program_name=name, seed=config.seed, threads=run.threads, progress=progress,
+            prompt_lm=run.reflection, judge_lm=judge,
         )  # fmt: skip
         if config.executor == "ray":
             checks = [c.check for c in checked.criteria if c.check]
@@ -348,7 +368,7 @@ def _keep_splits(job: Job, opens_as: str) -> None:
 
 def _judge_lm(config: RunConfig, lm: LanguageModel, make: Callable[..., LanguageModel]) -> LanguageModel:
     """The model of the rubric's judges: the program's own, unless another model or address is named for them."""
-    if not (config.judge_model or config.judge_api_base or config.judge_api_key_env):
+    if not config.names_judge:
         return lm.copy(temperature=0.1)
     name = config.judge_model or lm.model
     return make(name, temperature=0.1, **config.client("judge", name, lm))
@@ -362,8 +382,8 @@ def _session_on_a_host(config: RunConfig, rubric: Rubric, program: str, run_id: 
     lm = get_lm(config.model, **shared, **config.client("program", config.model))
     judge = _judge_lm(config, lm, functools.partial(get_lm, **shared))
     return Session(
-        lm=lm.copy(**config.generation), rubric=load_rubric(rubric, judge_lm=judge), recorder=recorder, meter=meter, program_name=program,
-        seed=config.seed,
+        lm=lm.copy(**config.generation), rubric=load_rubric(rubric, judge_lm=judge, own_models=not config.names_judge),
+        recorder=recorder, meter=meter, program_name=program, seed=config.seed,
         threads=1, judge_lm=judge,
     )  # fmt: skip
 

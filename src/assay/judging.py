@@ -232,8 +232,9 @@ def rated_items(labels: str, judge: Judge, rename: Mapping[str, str], store: str
 def _built(judge: str | Judge, config: JudgeRunConfig) -> Judge:
     if not isinstance(judge, str):
         return judge
-    spec: dict[str, Any] = {"scale": tuple(config.scale)} if config.scale else {}
-    built = load_judge(judge, **spec, **({"kind": config.scale_kind} if config.scale_kind else {}))
+    given = {"scale": tuple(config.scale or ()), "kind": config.scale_kind}
+    spec: dict[str, Any] = {name: value for name, value in given.items() if value}
+    built = load_judge(judge, **spec)
     if not isinstance(built, Judge):
         raise ConfigError("a judge of lists has no labels of one output or of a pair to be compiled against; compile the judge of pairs")
     return _shown(built, config.shows) if config.shows else built

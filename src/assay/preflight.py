@@ -175,7 +175,7 @@ def check_prices(session: Session, max_cost_usd: float | None, *, unpriced: int 
     """
     if max_cost_usd is None:
         return
-    own = [sibling(session.lm, part.model) for part in _parts_of(judge) if part.model is not None] if judge is not None else []
+    own = [sibling(session.lm, part.model, part.endpoint) for part in _parts_of(judge) if part.model is not None] if judge is not None else []
     used = {lm.model: lm for lm in (session.lm, session.judge_lm if session.rubric.needs_judge else None, session.prompt_lm, *own) if lm is not None}
     unknown = [name for name, lm in used.items() if price_of(lm) is None and (unpriced or _priced_by_name(lm))]
     if unknown or unpriced:

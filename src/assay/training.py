@@ -127,7 +127,7 @@ def train(
         kept = [bench(one.program, one.rubric, one.data, {"temperature": settings.temperature}, False)[0] for one in others]
         for one, other in itertools.permutations([main, *kept], 2):
             one.session.meter.beside(other.session.meter)  # the caps are of the whole training
-        watcher = load_rubric(watching, judge_lm=job.session.judge_lm) if watching is not None else None
+        watcher = load_rubric(watching, judge_lm=job.session.judge_lm, own_models=not job.config.names_judge) if watching is not None else None
         if job.config.preflight and not rank():
             shown.say("preflight: one task, each judge once")
             _tried(main, job.splits.train, engine, watcher, job.config.max_cost_usd)
@@ -279,7 +279,7 @@ def independent(rubric: str | Path | Rubric, judge: str | None, model: str, *, f
         ConfigError: it would be, and that is not forced; or it has a judge that compares, which has nothing to compare with.
     """
     found = load_rubric(rubric)
-    judges = [load_judge(c.judge.use) if c.judge.use else None for c in found.criteria if c.judge is not None]
+    judges = [load_judge(c.judge.use, own_model=judge is None) if c.judge.use else None for c in found.criteria if c.judge is not None]
     if compared := [one for one in judges if one is not None and one.compares]:
         raise ConfigError(
             f"the rubric {found.name!r} has a judge that compares outputs ({compared[0].spec.text[:80]!r}), and a training scores each rollout by "

@@ -57,7 +57,8 @@ def _judge(judge: str | AnyJudge, scale: Sequence[str] | None = None, *, lists: 
     """The judge; `scale` goes with one that is given as a sentence; with `lists` a judge of lists is asked about lists of two."""
     if scale and not isinstance(judge, str):
         raise ConfigError("scale goes with a judge that is given as a sentence; this one has its own")
-    built = load_judge(judge, **({"scale": tuple(scale)} if scale else {})) if isinstance(judge, str) else judge
+    spec: dict[str, Any] = {"scale": tuple(scale)} if scale else {}
+    built = load_judge(judge, **spec) if isinstance(judge, str) else judge
     if lists and isinstance(built, ListwiseJudge):
         return built.as_pairs()
     if not isinstance(built, Judge):
@@ -260,7 +261,8 @@ def to_label(
     Rollouts of the sealed test split, of judges, and without an answer are left out; a pairwise judge gets pairs of
     different outputs of one task.
     """
-    built = load_judge(judge, **({"scale": tuple(scale)} if scale else {})) if isinstance(judge, str) else judge
+    spec: dict[str, Any] = {"scale": tuple(scale)} if scale else {}
+    built = load_judge(judge, **spec) if isinstance(judge, str) else judge
     if isinstance(built, ListwiseJudge):
         raise ConfigError("a judge of lists has no labels of its own; label pairs, or single outputs")
     known = {row["item_id"] for row in store.labels(question_key(built)) if row["rater"] == rater}

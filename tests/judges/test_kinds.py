@@ -188,7 +188,7 @@ def test_a_first_judge_that_breaks_leaves_it_to_the_second() -> None:
 
 def test_members_judge_with_models_of_their_own() -> None:
     lm, strong = scripted_lm(lambda r: {"no": 0.55, "yes": 0.45}, logprobs=True), scripted_lm(lambda r: {"no": 0.05, "yes": 0.95}, logprobs=True)
-    lm.recording.siblings["strong/one", None] = strong
+    lm.recording.siblings["strong/one", None, None] = strong
     cascade = Cascade(PointwiseJudge("Good?"), PointwiseJudge("Good?", model="strong/one"))
     with dspy.context(lm=lm):
         assert cascade(task_input="q", output="x").verdict == "yes"

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+import assay
+import assay.exporting
 import assay.judging as judging
 from assay.jobs import load_judge
 from assay.testing import scripted_lm
@@ -187,3 +189,33 @@ def test_a_compiled_judge_asks_the_server_that_it_was_compiled_with(project: Pat
         score_rows(compiled, data=rows, store=db, api_base=f"{elsewhere}/v1", cache=False)
         assert len(asked_elsewhere) >= 2
         assert not asked
+
+
+def test_a_rubric_asks_a_compiled_judge_s_own_server_unless_another_is_named(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "sk-judge-4712")
+    (own, asked), (other, asked_elsewhere) = judging_server(), judging_server()
+    labels, db = str(project / "labels.jsonl"), project / "a.db"
+    (project / "p.py").write_text(
+        "import dspy\n\n\nclass P(dspy.Module):\n    def forward(self, question):\n        return dspy.Prediction(text=question)\n"
+    )
+    (project / "tasks.jsonl").write_text("".join(json.dumps({"question": f"a good text {n}"}) + "\n" for n in range(30)))
+    with served(own) as address, served(other) as elsewhere:
+        named = {"model": "openai/j", "api_base": f"{address}/v1", "api_key_env": "JUDGE_KEY"}
+        report = judging.compile_judge(f"{project}/mine.py:Plain", labels=labels, optimizer="calibrate", out=project / "artifact", store=db, **named)
+        (project / "r.yaml").write_text(f"name: r\ncriteria:\n- {{name: good, judge: {{use: {report.artifact}}}}}\n")
+        asked.clear()
+
+        def evaluated(**judge: Any) -> float:
+            options = {"rubric": project / "r.yaml", "data": str(project / "tasks.jsonl"), "store": db, "cache": False, **judge}
+            return assay.evaluate(f"{project}/p.py:P", model="openai/program", api_base=f"{elsewhere}/v1", **options).to_dict()["result"]["score"]
+
+        assert evaluated() > 0.7
+        assert set(asked) == {"Bearer sk-judge-4712"}
+        assert not asked_elsewhere
+        asked.clear()
+        evaluated(judge_model="openai/other")
+        assert len(asked_elsewhere) >= 3
+        assert not asked
+
+        assert assay.exporting.score_rollouts(project / "r.yaml", store=db, again=True)["scored"] > 0
+        assert set(asked) == {"Bearer sk-judge-4712"}

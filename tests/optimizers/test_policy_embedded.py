@@ -371,6 +371,7 @@ def test_what_is_retained_is_named_apart(embedded: str) -> None:
         (["train", "sft", "rows", "--name", "x", "--program", "math_qa"], "belong together"),
         (["improve", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--order", "dance"], "order names"),
         (["improve", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--grpo", "step=3"], "there are the fields of PolicyConfig"),
+        (["train", "sft", "rows", "--name", "x", "--program", "math_qa", "--rubric", "nice.yaml", "--data", DATA], "please itself"),
     ],
 )
 def test_the_command_line_says_what_is_wrong(words: list[str], message: str, embedded: str) -> None:

@@ -64,7 +64,7 @@ def sft(**values: Any) -> None:
     from assay.optimizers.weights import SFTConfig, train_sft
     from assay.optimizers.weights.data import read_sft
     from assay.optimizers.weights.work import rank
-    from assay.training import check_comparison, compare
+    from assay.training import check_comparison, compare, independent
 
     as_json, source, name, resume, program, size, config, no_preflight = keep(
         values, "as_json", "export", "name", "resume", "program", "test_size", "accelerate_config", "no_preflight"
@@ -80,6 +80,7 @@ def sft(**values: Any) -> None:
     shown = Console()
     sizes = {"test": size} if size else {}
     if program is not None and not rank():
+        independent(measured["rubric"], measured.get("judge_model"), values["model"])
         read_sft(source, min_quality=values["min_quality"], held_out=values["held_out"], seed=values["seed"])  # refused before a model is asked
         check_comparison(program, model=values["model"], seed=values["seed"], progress=shown, sizes=sizes, preflight=preflight, **measured)  # type: ignore[arg-type]
     data = train_sft(source, name, SFTConfig(**values), resume=resume, progress=shown).to_dict()  # type: ignore[arg-type]

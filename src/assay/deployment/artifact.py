@@ -46,11 +46,15 @@ class Artifact:
     def settings(self) -> dict[str, Any]:
         return dict(self.manifest["settings"])
 
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where the model is asked that it was measured with."""
+        return Endpoint(self.manifest.get("api_base"), self.manifest.get("api_key_env"))
+
     def runnable(self) -> dspy.Module:
         """The program with the adapter and temperature it was compiled with, and its model where none is set in DSPy."""
         manifest = self.manifest
-        endpoint = Endpoint(manifest.get("api_base"), manifest.get("api_key_env"))
-        own = functools.partial(_own_lm, str(self.path), manifest["model"], endpoint, tuple(manifest.get("adapters") or ()))
+        own = functools.partial(_own_lm, str(self.path), manifest["model"], self.endpoint, tuple(manifest.get("adapters") or ()))
         return runnable(self.program, self.settings, own)
 
 
@@ -220,10 +224,10 @@ def _check_adapters(path: str | Path, model: str, wanted: list[str], lm: Languag
 
 def with_model_of(artifact: str | Path, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with the model that an artifact was measured with, and its address where they name none."""
-    manifest = load_artifact(artifact).manifest
-    found = {**options, "model": manifest["model"]}
+    loaded = load_artifact(artifact)
+    found = {**options, "model": loaded.manifest["model"]}
     if options.get("api_base") is None:
-        found |= {"api_base": manifest.get("api_base"), "api_key_env": options.get("api_key_env") or manifest.get("api_key_env")}
+        found |= {"api_base": loaded.endpoint.api_base, "api_key_env": options.get("api_key_env") or loaded.endpoint.api_key_env}
     return found
 
 

@@ -13,6 +13,7 @@ import dspy
 from assay.errors import AssayError, ConfigError
 from assay.judges.calibration import Calibration
 from assay.models import sibling
+from assay.models.roles import Endpoint
 from assay.rubrics import JudgeSpec, NoGrade
 
 __all__ = ["Judge", "Reading", "attempt", "make_spec", "rebuilt"]
@@ -49,6 +50,7 @@ class Judge(dspy.Module):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.spec, self.shows, self.model = make_spec(spec), tuple(shows), model
+        self.endpoint: Endpoint | None = None  # of `model`; that of the model set in DSPy where None
         if not self.shows or not all(name.isidentifier() for name in self.shows):
             raise ConfigError(f"a judge needs names of what it sees; got shows={list(self.shows)!r}")
         self.calibration = calibration if isinstance(calibration, Calibration | None) else Calibration(**calibration)
@@ -114,7 +116,7 @@ class Judge(dspy.Module):  # type: ignore[misc]
             raise ConfigError(f"the judge sees {list(self.shows)}; {missing} is missing")
         if self.model is None:
             return self.judged(*self.read(given))
-        with dspy.context(lm=sibling(dspy.settings.lm, self.model)):
+        with dspy.context(lm=sibling(dspy.settings.lm, self.model, self.endpoint)):
             return self.judged(*self.read(given))
 
     async def aforward(self, **given: Any) -> dspy.Prediction:

@@ -14,6 +14,7 @@ from assay.judges.loading import AnyJudge, load_judge
 from assay.judges.pointwise import PointwiseJudge
 from assay.judges.ranking import bradley_terry, pairings, win_rates
 from assay.judges.reading import GUARD, meanings, shown_as
+from assay.models import sibling
 from assay.rubrics import Criterion, Grade, JudgeSpec, NoGrade
 from assay.rubrics.rubric import Resolver
 from assay.traces import Rollout
@@ -169,26 +170,30 @@ def one_of(fields: Any) -> Any:
 class _Resolver:
     """See `resolver`."""
 
-    def __init__(self, lm: dspy.LM, find: Callable[[str], AnyJudge]) -> None:
+    def __init__(self, lm: dspy.LM | None, find: Callable[[str], AnyJudge]) -> None:
         self.lm, self.find = lm, find
 
-    def __call__(self, criterion: Criterion) -> JudgeDecider | GroupDecider:
+    def __call__(self, criterion: Criterion) -> JudgeDecider | GroupDecider | None:
         assert criterion.judge is not None
         judge = self.find(criterion.judge.use) if criterion.judge.use else PointwiseJudge(criterion.judge)
+        lm = self.lm or (sibling(None, judge.model, judge.endpoint) if judge.model is not None else None)
+        if lm is None:
+            return None
         if judge.compares:
-            return GroupDecider(judge, self.lm)
+            return GroupDecider(judge, lm)
         if not judge.spec.graded:
             raise RubricError(f"criterion {criterion.name!r}: its judge's scale is nominal; say what each word is worth in grades")
-        return JudgeDecider(judge, self.lm)
+        return JudgeDecider(judge, lm)
 
-    def together(self, criteria: Sequence[Criterion]) -> Together:
-        return Together(criteria, self.lm)
+    def together(self, criteria: Sequence[Criterion]) -> Together | None:
+        return Together(criteria, self.lm) if self.lm is not None else None
 
 
-def resolver(lm: dspy.LM, find: Callable[[str], AnyJudge] = load_judge) -> Resolver:
+def resolver(lm: dspy.LM | None, find: Callable[[str], AnyJudge] = load_judge) -> Resolver:
     """Makes a rubric's judge criteria decidable by `lm`.
 
     Args:
+        lm: decides criteria whose judge names no model of its own; where None they stay unscored.
         find: gives the judge that a criterion uses from elsewhere, by its file or folder.
     """
     return _Resolver(lm, find)

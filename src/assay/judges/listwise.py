@@ -17,6 +17,7 @@ from assay.judges.pairwise import PairwiseJudge
 from assay.judges.ranking import win_rates
 from assay.judges.reading import EMPTY, GUARD, READINGS, NoProbabilities, VerdictAdapter, gave_no_probabilities, reads_probabilities, shown_as
 from assay.models import sibling
+from assay.models.roles import Endpoint
 from assay.rubrics import JudgeSpec, NoGrade
 
 __all__ = ["GradedOutput", "ListwiseJudge"]
@@ -61,6 +62,7 @@ class ListwiseJudge(dspy.Module):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.spec, self.orders, self.reading, self.model, self.seed = make_spec(spec), orders, reading, model, seed
+        self.endpoint: Endpoint | None = None  # of `model`; that of the model set in DSPy where None
         if reading not in READINGS or orders < 1:
             raise ConfigError(f"reading={reading!r} must be one of {', '.join(READINGS)}, and orders={orders!r} at least 1")
         if not self.spec.graded:
@@ -89,7 +91,7 @@ class ListwiseJudge(dspy.Module):  # type: ignore[misc]
     def forward(self, *, task_input: Any = "", outputs: Mapping[Any, Any]) -> dspy.Prediction:
         if not 2 <= len(outputs) <= len(_LETTERS):
             raise NoGrade(f"a listwise judge compares 2 to {len(_LETTERS)} outputs, got {len(outputs)}")
-        lm = dspy.settings.lm if self.model is None else sibling(dspy.settings.lm, self.model)
+        lm = dspy.settings.lm if self.model is None else sibling(dspy.settings.lm, self.model, self.endpoint)
         if lm is None:
             raise ConfigError("no language model is set: use dspy.configure(lm=assay.get_lm(NAME)), or give the judge a model")
         rng, asked = random.Random(self.seed), {"task_input": shown_as(task_input) or EMPTY}

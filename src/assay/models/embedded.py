@@ -53,7 +53,8 @@ def idle_threads() -> int:
     """
     if chosen := os.environ.get("ASSAY_THREADS"):
         return max(1, int(chosen))
-    return max(1, min(8, round(cores() - _busy_cores(0.1))))
+    busy = min(_busy_cores(0.1) for _ in range(3))  # what is over at once does not halve the speed of all that follows
+    return max(1, min(8, round(cores() - busy)))
 
 
 def cores() -> int:

@@ -29,7 +29,7 @@ from assay.models.failures import failure_of_call, is_refused
 from assay.models.hosted import HostedBackend
 from assay.models.ledger import Ledger
 from assay.models.meter import Meter
-from assay.models.roles import is_embedded, with_local_key
+from assay.models.roles import Endpoint, is_embedded, with_local_key
 from assay.models.scope import current_field, current_prices, current_sample, sample_scope, waits_for_servers
 from assay.models.streaming import events_in_pieces
 from assay.models.transports import accounted, went_by
@@ -40,6 +40,7 @@ __all__ = [
     "bill_answered",
     "count_tokens",
     "get_lm",
+    "has_provider",
     "lm_over",
     "sibling",
     "supports",
@@ -70,7 +71,7 @@ class RecordingEngine:
     ) -> None:
         self.backend, self.model, self.cache = backend, model, cache
         self.meter, self.observers = meter or Meter(), tuple(observers)
-        self.siblings: dict[tuple[str, Any], LanguageModel] = {}
+        self.siblings: dict[tuple[str, Any, Endpoint | None], LanguageModel] = {}
         self.client: dict[str, Any] = {}  # address and key, in memory alone: models named by a judge are asked there too
 
     def __deepcopy__(self, memo: object) -> "RecordingEngine":
@@ -336,6 +337,19 @@ def get_lm(
     return LanguageModel(name, engine=engine, async_engine=AsyncRecordingEngine(engine), cache=False, num_retries=num_retries, **generation)
 
 
+def has_provider(name: str) -> bool:
+    """Whether `get_lm` knows who serves a model of this name; a model that was made in Python has a name of any kind."""
+    if is_embedded(name):
+        return True
+    import litellm
+
+    try:
+        litellm.get_llm_provider(name)
+    except Exception:  # its own exception class differs between versions
+        return False
+    return True
+
+
 def lm_over(backend: Any, name: str, *, max_tokens: int = 512, seed: int | None = None) -> LanguageModel:
     """A language model over a backend that is at hand: uncached, unmetered, until a run records it (`with_recording`)."""
     engine = RecordingEngine(backend, model=name)
@@ -345,17 +359,24 @@ def lm_over(backend: Any, name: str, *, max_tokens: int = 512, seed: int | None 
     return LanguageModel(name, engine=engine, async_engine=AsyncRecordingEngine(engine), cache=False, num_retries=0, **generation)
 
 
-def sibling(lm: Any, name: str) -> LanguageModel:
-    """Another model, by name, that shares the cache, meter and observers of `lm` where it has them, and its seed."""
+def sibling(lm: Any, name: str, endpoint: Endpoint | None = None) -> LanguageModel:
+    """Another model, by name, that shares the cache, meter and observers of `lm` where it has them, and its seed.
+
+    Args:
+        endpoint: its address and key; those of `lm` where None.
+    Raises:
+        ConfigError: the variable that holds its key is not set.
+    """
     if not isinstance(lm, LanguageModel):
-        return get_lm(name)
+        return get_lm(name, **(endpoint.client(name) if endpoint else {}))
     engine, seed = lm.recording, lm.kwargs.get("seed")
-    if (name, seed) not in engine.siblings:
-        client: dict[str, Any] = {} if is_embedded(name) else engine.client
-        engine.siblings[name, seed] = get_lm(
-            name, cache=engine.cache, meter=engine.meter, observers=engine.observers, seed=seed, temperature=0.1, **client
-        )
-    return engine.siblings[name, seed]
+    if name == engine.model and endpoint is not None and endpoint.client(name).items() <= engine.client.items():
+        return lm
+    key = (name, seed, endpoint)
+    if key not in engine.siblings:
+        client: dict[str, Any] = endpoint.client(name) if endpoint else {} if is_embedded(name) else engine.client
+        engine.siblings[key] = get_lm(name, cache=engine.cache, meter=engine.meter, observers=engine.observers, seed=seed, temperature=0.1, **client)
+    return engine.siblings[key]
 
 
 def with_recording(

@@ -26,7 +26,7 @@ from assay.models.threads import accounted_calls, follow
 
 __all__ = ["accounted", "asking", "blind_clients", "is_lm_request", "watch", "went_by"]
 
-_asking: ContextVar[Callable[[], None] | None] = ContextVar("assay_asking", default=None)
+_asking: ContextVar[tuple[Callable[[int], None], ...]] = ContextVar("assay_asking", default=())
 _saw: Callable[[], None] | None = None  # an LM call went by
 _hid: Callable[[str], None] | None = None  # something went by that cannot be looked into
 _lock = threading.Lock()
@@ -58,9 +58,13 @@ def accounted() -> Iterator[None]:
 
 
 @contextmanager
-def asking(saw: Callable[[], None]) -> Iterator[None]:
-    """Requests inside, in this thread or task, are made by a language model's client: each one with a prompt is told, whatever its path."""
-    token = _asking.set(saw)
+def asking(count: Callable[[int], None]) -> Iterator[None]:
+    """Requests inside, in this thread or task, are made by a language model's client: `count(1)` for each with a prompt, whatever its path.
+
+    Nested recorders each count a request, and one that is entered twice counts it once.
+    """
+    counts = _asking.get()
+    token = _asking.set(counts if count in counts else (*counts, count))
     try:
         yield
     finally:
@@ -69,9 +73,16 @@ def asking(saw: Callable[[], None]) -> Iterator[None]:
 
 def went_by() -> None:
     """To be called by an engine that makes an LM call which nothing records."""
-    saw = _asking.get() or _saw
-    if not accounted_calls.get() and saw is not None:
-        saw()
+    if not accounted_calls.get():
+        _count()
+
+
+def _count() -> None:
+    if counts := _asking.get():
+        for count in counts:
+            count(1)
+    elif _saw is not None:
+        _saw()
 
 
 def is_lm_request(method: str, path: str, body: Any = None, *, anywhere: bool = False) -> bool:
@@ -97,7 +108,7 @@ def is_lm_request(method: str, path: str, body: Any = None, *, anywhere: bool = 
 
 
 def _asks(method: str, path: str, body: Any = None) -> bool:
-    return is_lm_request(method, path, body, anywhere=_asking.get() is not None)
+    return is_lm_request(method, path, body, anywhere=bool(_asking.get()))
 
 
 def blind_clients() -> str | None:
@@ -183,7 +194,7 @@ def _note(asks: Callable[..., bool], args: Any, kwargs: Any) -> None:
         return
     try:
         if asks(*args, **kwargs):
-            (_asking.get() or _saw)()
+            _count()
     except Exception as error:
         _hid(f"a request could not be read ({type(error).__name__})")
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["JUDGING", "STEP_CAP", "Resolver", "Rubric"]
 
-Resolver = Callable[[Criterion], Check]
+Resolver = Callable[[Criterion], Check | None]
 JUDGING = ("each", "together", "overall")
 STEP_CAP = 0.5  # most that a rollout's step rewards may sum to: below the 1.0 of being right
 _RATING = ("very poor", "poor", "fair", "good", "very good")

@@ -250,7 +250,7 @@ class Recorder:
             return None
         count = missed_here() or self._missed
         if (ours and not lm.recording.observers) or (isinstance(lm, dspy.LM) and isinstance(lm.engine, str)):
-            return asking(lambda: count.add(1))
+            return asking(count.add)
         count.add(1)
         return accounted()
 

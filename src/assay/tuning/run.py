@@ -138,7 +138,7 @@ def _tuned(job: Job, config: TuneConfig, shown: Progress, store: str | Path | No
     for split in ("train", "val"):
         job.session.know(getattr(job.splits, split), split)
     default = default_of(job, space)
-    alarms = replay_of_rubric(job.session.rubric, job.session)
+    alarms = replay_of_rubric(job.session.rubric, job.session, own_models=not job.config.names_judge)
     with job.session.phase("search"):
         if config.method == "policy":
             outcome, stopped = _by_policy(job, arena, space, default, config, shown)
