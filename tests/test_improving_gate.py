@@ -10,11 +10,13 @@ import pytest
 from aiohttp import web
 
 import assay
+import assay.api
 import assay.improving
 from assay.jobs import RunConfig, open_job
 from assay.models import Meter
 from assay.optimizers import Progress, evaluate
 from assay.testing.serving import served
+from assay.traces import Store
 
 PROGRAM = """import dspy
 
@@ -75,6 +77,27 @@ def test_a_gate_ends_once_it_has_decided(job: dict[str, Any], server: Server) ->
     assert (step["gate"]["n"], step["before"], step["after"]) == (20, 0.0, 1.0)  # of 50, evaluated every 10
     assert step["note"] == "gate ended after 20 of 50 tasks: a difference is shown; its interval holds for stopping early"
     assert server.calls == 2 * 20 + 2 * 5  # gate and test
+
+
+def test_a_step_of_prompts_runs_its_gate_once(job: dict[str, Any], server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assay.improving.compile_program", assay.api.compile)
+    Path("before.py").write_text(PROGRAM.format(what="number + 2 if len(self.answer.demos) > 1 else number"))
+    report = assay.improve("before.py:Mine", optimizer="labeled", **job)
+    step = report.steps[0]
+    assert (step["kept"], step["before"], step["after"]) == (True, 0.0, 1.0)
+    with Store(Path(".assay") / "assay.db") as store:
+        runs = [(rollout.phase, rollout.task_id) for rollout in store.rollouts() if rollout.phase in ("gate", "test")]
+    gate = [task for phase, task in runs if phase == "gate"]
+    assert len(gate) == 2 * step["gate"]["n"]  # before and after, by the step alone
+    assert len(runs) - len(gate) == 2 * 5
+
+
+def test_a_compile_whose_gate_is_left_to_its_caller_searches_with_the_whole_cap(job: dict[str, Any], server: Server) -> None:
+    options = {key: value for key, value in job.items() if key not in ("name", "order")} | {"max_calls": 60}
+    report = assay.compile("before.py:Mine", optimizer="labeled", gate=False, test=False, **options).to_dict()
+    assert (report["gate"], report["replaces"], report["test"]["compiled"]) == (None, False, None)
+    assert [row["n"] for row in report["candidates"]] == [20, 20]  # 60 calls allow 20 tasks for both and the search; half of them would allow 10
+    assert server.calls == 40
 
 
 def test_a_gate_that_can_show_nothing_any_more_ends(job: dict[str, Any]) -> None:

@@ -99,6 +99,8 @@ def test_the_estimate_of_an_improvement_counts_its_trainings(place: Path) -> Non
         return int(json.loads(ended.stdout.strip().splitlines()[-1])["calls"])
 
     held_out = min(16, plan("compile", "mine.py:Mine", rubric="r.yaml", data="data.jsonl", model="openai/gpt-4o-mini").sizes["val"])
+    compiled = plan("compile", "mine.py:Mine", rubric="r.yaml", data="data.jsonl", model="openai/gpt-4o-mini").calls
+    assert calls("--order", "prompts") == compiled  # one search, one gate, one test
     few, more = calls("--order", "grpo", "--grpo", "steps=2"), calls("--order", "grpo", "--grpo", "steps=7")
     assert more - few == 5 * 4 * 6
     assert calls("--order", "grpo,grpo", "--grpo", "steps=2") - few > 2 * 4 * 6 + 2 * 2 * held_out  # and a gate

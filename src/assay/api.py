@@ -26,7 +26,7 @@ from assay.models.roles import Endpoint
 from assay.optimizers import AUTO_SEARCH_CALLS, CompileConfig, CompileOutcome, Evaluation, Gain, Progress, Student, compile_prompts
 from assay.optimizers import evaluate as run_evaluation
 from assay.optimizers.estimate import Estimate, estimate_compile, minutes_text
-from assay.optimizers.reserve import announce_splits, forecast_pair, plan_report, too_few_to_score
+from assay.optimizers.reserve import Decisions, announce_splits, forecast_pair, plan_report, too_few_to_score
 from assay.optimizers.session import Measured
 from assay.preflight import checked
 from assay.programs import load_program, program_inputs, program_version
@@ -222,6 +222,7 @@ def compile(
     out: str | Path | None = None,
     store: str | Path | None = None,
     resume: bool = False,
+    gate: bool = True,
     test: bool = True,
     progress: Progress | None = None,
     **options: Any,
@@ -234,7 +235,8 @@ def compile(
         data: a dataset's spec, see `assay.datasets.iter_rows`, a path, a data frame, or a list of `dspy.Example` or mappings.
         lm: a `dspy.LM` of your own; else `model=` names one; else the one that is set in DSPy; else the embedded model.
         out: folder of the artifact; by default `.assay/artifacts/PROGRAM-OPTIMIZER`.
-        test: whether the sealed test split is opened for the report at the end; gate decides either way.
+        gate: whether gate decides if the result replaces the program; without it the result is the winner on val, for a job that decides itself.
+        test: whether the sealed test split is opened for the report at the end.
         options: the fields of `RunConfig`.
     Raises:
         AssayError: what was wrong, which rule, what to do.
@@ -242,12 +244,13 @@ def compile(
     """
     program, lm = given_program(program), given_lm(lm, options)
     config = RunConfig.of(program, rubric, data, lm, **options)
+    decisions = replace(config.decisions, gate=gate, test=test)
     check = CompileConfig(
         optimizer=config.optimizer,
         threshold=config.threshold,
         demos=config.demos,
         test=test,
-        decisions=replace(config.decisions, test=test),
+        decisions=decisions,
         settings=config.optimizer_settings or {},
         token_margin=config.token_margin,
     )
@@ -260,13 +263,13 @@ def compile(
         if not job.student.program.predictors():
             raise ProgramError(f"{config.program} has no predictors, so there is nothing to compile; evaluate it, or tune it where it is an agent")
         job.status = "stopped"  # until all of it is done
-        finished = job.finished(test=test)
+        finished = job.finished(gate=gate, test=test)
         if job.session.recorder.resumed and (kept := finished.report(shown, out=out)) is not None:
             job.end_as_before(kept)
             return _as_kept(job, kept)
         warnings = announce_splits(job.splits, shown)
         measured = checked(job, job.splits.val, split="val")
-        _announce(job, shown, config, measured)
+        _announce(job, shown, config, decisions, measured)
         warnings += [*(measured.warnings if measured else ()), *rehearsed(job)]
         alarms = replay_of_rubric(job.session.rubric, job.session, own_models=not job.config.names_judge)
         outcome = compile_prompts(job.student, job.splits, job.session, check, folder=job.folder)
@@ -303,9 +306,9 @@ def _artifact_name(job: Job, config: RunConfig) -> str:
     return f"{short}-{config.optimizer.rpartition(':')[2].lower()}"
 
 
-def _announce(job: Job, progress: Progress, config: RunConfig, measured: Measured | None) -> None:
+def _announce(job: Job, progress: Progress, config: RunConfig, decisions: Decisions, measured: Measured | None) -> None:
     pair = forecast_pair(job.student.program, job.session)
-    plan = plan_report(job.splits, job.session.meter, config.decisions, pair=pair, searching=True)
+    plan = plan_report(job.splits, job.session.meter, decisions, pair=pair, searching=True)
     guess = estimate_compile(job.student, job.splits, job.session, demos=config.demos, reported=pair.calls * (plan.gate + plan.test))
     minutes = ""
     if measured is not None and measured.latency_s is not None:

@@ -288,7 +288,7 @@ class _Improvement:
         shutil.rmtree(out, ignore_errors=True)  # made before this improvement was cut off; the replay makes it again
         made = compile_program(
             self.report.program, rubric=self.rubric, data=self.data, out=out, store=self.store, progress=self.shown,
-            test=False, **{**self._capped(self.options), "model": self.report.model},
+            gate=False, test=False, **{**self._capped(self.options), "model": self.report.model},
         )  # fmt: skip
         stopped = made.outcome.stopped
         if stopped and made.outcome.winner == "baseline" and self.options.get("max_search_calls") is None:

@@ -121,7 +121,7 @@ def _runs(job: Job, kind: str, report: ReportPlan, each: int, repeats: int, tria
     if kind == "compile":
         return {"search": search, "gate": 2 * report.gate, "test": 2 * report.test}
     prompts, sft = order.count("prompts"), order.count("sft")
-    gates = 2 * report.gate * (prompts + len(order))  # a compile decides on gate for itself, and the step once more
+    gates = 2 * report.gate * len(order)  # each step decides once
     return {"search": prompts * search, "collect": sft * repeats * sizes["train"], "gate": gates, "test": 2 * report.test}
 
 

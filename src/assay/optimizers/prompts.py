@@ -106,7 +106,8 @@ def compile_prompts(student: Student, splits: Splits, session: Session, config: 
     price = price_of(session.lm, 300, 40) or 0.0
     plan = plan_report(splits, session.meter, config.decisions, pair=forecast_pair(student.program, session, cost_per_call=price), searching=True)
     plan.hold(session.meter)
-    session.progress.say(f"warning: {plan.short}" if plan.short else plan.shows)
+    if config.decisions.gate:
+        session.progress.say(f"warning: {plan.short}" if plan.short else plan.shows)
     if (few := too_few_calls(config.optimizer, config.settings, student, len(search.val), session)) is not None:
         search.notes.append(few)
         session.progress.say(f"warning: {few}")
@@ -155,7 +156,7 @@ def _planned(baseline: Candidate, winner: Candidate, splits: Splits, session: Se
 
 
 def _decide(outcome: CompileOutcome, tasks: list[Task], session: Session, decisions: Decisions) -> None:
-    """Whether the result replaces the baseline, on gate."""
+    """Whether the result replaces the baseline, on gate; nothing where somebody else decides."""
     if outcome.compiled is outcome.baseline:
         compared = sum((row["n"] or 0) > 0 for row in outcome.candidates) > 1
         why = (
@@ -164,6 +165,8 @@ def _decide(outcome: CompileOutcome, tasks: list[Task], session: Session, decisi
             else "nothing else than the plain program was proposed"
         )
         outcome.notes.append("nothing beat the plain program on val; it stays as it is" if compared else f"{why}; it stays as it is")
+        return
+    if not decisions.gate:
         return
     found = _compared(outcome, tasks, session, decisions, "gate")
     outcome.gate, outcome.replaces = found.gain, found.gain.is_gain

@@ -44,12 +44,14 @@ class Decisions:
             size that was set is taken whole.
         early_stop: they end once they have decided.
         sized: the splits whose size was set.
+        gate: gate decides; without it the winner on val is the result.
         test: the test split is opened at the end.
     """
 
     difference: float = 0.1
     early_stop: bool = True
     sized: frozenset[str] = frozenset()
+    gate: bool = True
     test: bool = True
 
     def __post_init__(self) -> None:
@@ -116,6 +118,7 @@ def plan_report(
     """
     sizes, needed = splits.sizes(), max(_LEAST, tasks_needed(decisions.difference, spread=spread))
     wanted = {name: sizes[name] if name in decisions.sized else min(sizes[name], needed) for name in ("gate", "test")}
+    wanted["gate"] *= decisions.gate
     wanted["test"] *= decisions.test
     whole = ReportPlan(gate=wanted["gate"], test=wanted["test"], pair=pair, tested=decisions.test)
     return whole.within(meter, searching=searching)
