@@ -216,8 +216,8 @@ def score_rollouts(
         judge_api_base: address of its server; the provider's own where None.
         judge_api_key_env: environment variable with its key.
     Returns:
-        `scored`, `unscored` (the rubric could not decide), `skipped` (a score was there), the `mean`, and of what was scored
-        now `coverage` and `undecided`, see `assay.rubrics.coverage`.
+        `scored`, `unscored` (the rubric could not decide), `skipped` (a score was there), `running` (not ended, so not scored), the
+        `mean`, and of what was scored now `coverage` and `undecided`, see `assay.rubrics.coverage`.
     Raises:
         ConfigError: a criterion needs a judge, and no model was named for it.
     """
@@ -232,9 +232,9 @@ def score_rollouts(
     counts, values, results = Counter[str](), list[float](), list[ScoreResult]()
     wanted: list[str | None] = [*runs] or [None]
     with Store(store) as opened:
-        found = [
-            r.id for run in wanted for r in opened.rollouts(run_id=run) if r.status in ("done", "failed") and r.source not in ("outside", "judge")
-        ]
+        own = [(r.id, r.status) for run in wanted for r in opened.rollouts(run_id=run) if r.source not in ("outside", "judge")]
+        found = [rollout_id for rollout_id, status in own if status in ("done", "failed")]
+        counts["running"] = sum(status == "running" for _, status in own)
         with shown.bar(f"score: {measure.name}", len(found)) as advance:
             for rollout_id in found:
                 rollout = opened.rollout(rollout_id)
@@ -247,7 +247,7 @@ def score_rollouts(
                     results.append(_as_scored(rollout, value))
                 advance(1)
     mean = math.fsum(values) / len(values) if values else None
-    return {name: counts[name] for name in ("scored", "unscored", "skipped")} | {"mean": mean, **coverage_report(results)}
+    return {name: counts[name] for name in ("scored", "unscored", "skipped", "running")} | {"mean": mean, **coverage_report(results)}
 
 
 def _as_scored(rollout: Rollout, value: float) -> ScoreResult:

@@ -11,8 +11,10 @@ from typing import Any
 
 import dspy
 import pytest
+from click.testing import CliRunner
 
 import assay
+from assay.cli.main import group
 from assay.datasets.tasks import content_hash
 from assay.errors import ConfigError
 from assay.exporting import forget_subject, score_rollouts
@@ -158,6 +160,16 @@ def test_stored_rollouts_are_scored_by_a_rubric_afterwards(program: str) -> None
     with Store("s.db") as store:
         found = store.rollout(run.rollout.id)
     assert (found.score, found.rubric[:3], found.transitions[0].step_rewards) == (1.0, "r2@", {"ran": 0.05})
+
+
+def test_scoring_says_how_many_rollouts_are_still_running(program: str) -> None:
+    Path("r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: 'assay.rubrics.checks:exact'}\n")
+    with Store("s.db") as store:
+        for status, source in (("running", "gateway"), ("running", "gateway"), ("running", "judge"), ("done", "gateway")):
+            store.put_rollout(Rollout(status=status, source=source, inputs={"question": "q"}, expected={"answer": "7"}, prediction={"answer": "7"}))
+    assert {name: score_rollouts("r.yaml", store="s.db")[name] for name in ("scored", "running")} == {"scored": 1, "running": 2}
+    done = CliRunner().invoke(group, ["traces", "score", "--rubric", "r.yaml", "--store", "s.db"])
+    assert "2 rollouts are still running" in done.stdout
 
 
 def test_a_rollout_that_a_rubric_cannot_decide_keeps_what_it_had(program: str) -> None:

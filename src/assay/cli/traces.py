@@ -287,6 +287,8 @@ def score(rubric: str, runs: tuple[str, ...], again: bool, store: str | None, as
         print_json(data)
     else:
         click.echo(f"{data['scored']} rollouts scored{mean}; {data['unscored']} could not be and are as before, {data['skipped']} had a score")
+        if data["running"]:
+            click.echo(f"{data['running']} rollouts are still running and were not scored; end those that are left open with: assay traces close")
     require_coverage(data)
 
 

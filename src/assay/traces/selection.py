@@ -18,9 +18,10 @@ import sqlalchemy as sa
 from assay.datasets.overlap import RUN, word_runs
 from assay.errors import DataError, FailureKind
 from assay.traces import schema
+from assay.traces.chaining import whole_requests
 from assay.traces.dialects import answer_of, chat_messages
 from assay.traces.records import Rollout, subject_digest
-from assay.traces.rows import rollout_of
+from assay.traces.rows import as_json, rollout_of
 from assay.traces.sealing import SEALED, SplitFinder, task_key
 from assay.traces.store import Store
 
@@ -96,7 +97,7 @@ class Turn:
     __slots__ = (
         "_request", "_response", "adapters_json", "cached", "completion_tokens", "constrained", "error", "failure", "latency_ms", "logprobs_json",
         "model", "output", "prompt_tokens", "request_json", "response_json", "shown_tasks_json", "step_rewards_json", "t", "token_ids_json",
-        "tools_json", "weights",
+        "tools_json", "weights", "whole",
     )  # fmt: skip
     COLUMNS = (
         "t", "model", "weights", "adapters_json", "request_json", "response_json", "output", "error", "tools_json", "constrained", "cached",
@@ -111,6 +112,7 @@ class Turn:
         ) = row  # fmt: skip
         self._request: dict[str, Any] | None = None
         self._response: dict[str, Any] | None = None
+        self.whole = True  # False: it continues a conversation of which not all is on record
         if not self.output and self.response_json and '"type":"data"' in self.response_json:  # older records lack the text of such parts
             self.output = answer_of(self.request.get("dialect"), self.response).output
 
@@ -151,9 +153,11 @@ class Turn:
         return answer_of(self.request.get("dialect"), self.response).finish == "length"
 
     def problem(self, rollout: Rollout, last: bool) -> str | None:
-        """Why this call is not clean, or None: `error`, `schema`, `truncated`, `parse`."""
+        """Why this call is not clean, or None: `error`, `conversation`, `schema`, `truncated`, `parse`."""
         if self.error is not None:
             return "error"
+        if not self.whole:
+            return "conversation"
         asked = self.request_json
         if not asked.startswith("{") or ('"messages"' not in asked and '"input"' not in asked) or self.response_json is None:
             return "schema"
@@ -173,6 +177,17 @@ class Turn:
 
     def _calls(self) -> bool:
         return bool(answer_of(self.request.get("dialect"), self.response).tools)
+
+
+def _complete(turns: list[Turn]) -> list[Turn]:
+    """Turns whose requests hold the conversation that the server kept for the client."""
+    if not any('"previous_response_id"' in turn.request_json or '"conversation"' in turn.request_json for turn in turns):
+        return turns
+    for turn, whole in zip(turns, whole_requests([(turn.request, turn.response) for turn in turns]), strict=True):
+        turn.whole = whole is not None
+        if whole is not None and whole != turn.request:
+            turn._request, turn.request_json = whole, as_json(whole)
+    return turns
 
 
 def _loaded(text: str | None) -> dict[str, Any]:
@@ -249,7 +264,7 @@ def read_groups(
             own = rollout.task_id if by_task and rollout.task_id else rollout.group_id or rollout.id
             episode = Episode(rollout, difficulty=difficulty_of(rollout.metadata, task_mean), group=own)
             if waiting is not None and waiting[0] == rollout.id:
-                episode.turns = [Turn(found[1:]) for found in waiting[1]]
+                episode.turns = _complete([Turn(found[1:]) for found in waiting[1]])
                 waiting = next(turns, None)
             if forgotten and rollout.data_subject and subject_digest(rollout.data_subject) in forgotten:
                 episode.turns = []

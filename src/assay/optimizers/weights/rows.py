@@ -6,11 +6,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from assay.models import LINES
 from assay.traces import Rollout, Transition
+from assay.traces.chaining import whole_requests
 from assay.traces.credit import rewards_of
 from assay.traces.dialects import asked_schema, chat_messages, chat_tools
 
@@ -102,10 +103,13 @@ def trajectory_of(
     left = Counter() if left is None else left
     rewards = rewards_of(rollout, step_weight=step_weight, outcome_weight=outcome_weight)
     found = Trajectory(group=rollout.group_id, rollout=rollout.id, rewards=rewards, features=list(_features(rollout)))
-    for transition in rollout.transitions:
+    requests = whole_requests([(one.request, (one.response or {}).get("body") or {}) for one in rollout.transitions])
+    for transition, request in zip(rollout.transitions, requests, strict=True):
         if not ours(transition):
             left["calls of another model"] += 1
-        elif isinstance(row := _row(transition, tokenizer, max_length, behaviour), Row):
+        elif request is None:
+            left["calls that continue a conversation that is not on record"] += 1
+        elif isinstance(row := _row(replace(transition, request=request), tokenizer, max_length, behaviour), Row):
             found.rows.append(row)
         else:
             left[row] += 1

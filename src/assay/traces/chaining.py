@@ -1,0 +1,71 @@
+"""Requests of OpenAI's Responses API that continue a conversation which the server kept: with that conversation in them.
+
+A client that sends `previous_response_id` or `conversation` sends only what is new. Does not read the store.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["continues", "whole_requests"]
+
+Body = Mapping[str, Any]
+
+
+def continues(request: Mapping[str, Any]) -> bool:
+    """Whether the server added earlier items to what this request sent."""
+    return _previous(request) is not None or _conversation(request) is not None
+
+
+def whole_requests(calls: Sequence[tuple[Mapping[str, Any], Body]]) -> list[dict[str, Any] | None]:
+    """The requests of a rollout, in order, as a client that keeps the conversation itself would have sent them.
+
+    `instructions` are those of the request itself: the API does not carry over earlier ones.
+
+    Args:
+        calls: each request as it is stored, and the body of its response; empty where the call failed.
+    Returns:
+        One request a call, unchanged where it continues nothing; None where it continues a response that is not among the calls before it.
+    Source: platform.openai.com/docs/guides/conversation-state.
+    """
+    found: list[dict[str, Any] | None] = []
+    by_response: dict[str, list[Any] | None] = {}  # items up to and with that response
+    by_conversation: dict[str, list[Any] | None] = {}
+    for request, response in calls:
+        previous, conversation = _previous(request), _conversation(request)
+        before = by_response.get(previous) if previous is not None else by_conversation.get(conversation, []) if conversation is not None else []
+        whole = _with(request, before) if before is not None else None
+        found.append(whole)
+        items = None if whole is None else [*_items(whole["body"].get("input")), *_items(response.get("output"))] if _is_responses(whole) else []
+        if isinstance(response.get("id"), str):
+            by_response[response["id"]] = items
+        if conversation is not None and response.get("output"):
+            by_conversation[conversation] = items
+    return found
+
+
+def _with(request: Mapping[str, Any], before: Sequence[Any]) -> dict[str, Any]:
+    if not continues(request):
+        return dict(request)
+    body = {key: value for key, value in request["body"].items() if key not in ("previous_response_id", "conversation")}
+    return {**request, "body": {**body, "input": [*before, *_items(body.get("input"))]}}
+
+
+def _items(value: Any) -> list[Any]:
+    if isinstance(value, str):
+        return [{"role": "user", "content": value}]
+    return list(value) if isinstance(value, list) else []
+
+
+def _is_responses(request: Mapping[str, Any]) -> bool:
+    return request.get("dialect") == "responses" and isinstance(request.get("body"), Mapping)
+
+
+def _previous(request: Mapping[str, Any]) -> str | None:
+    found = request["body"].get("previous_response_id") if _is_responses(request) else None
+    return found if isinstance(found, str) and found else None
+
+
+def _conversation(request: Mapping[str, Any]) -> str | None:
+    found = request["body"].get("conversation") if _is_responses(request) else None
+    found = found.get("id") if isinstance(found, Mapping) else found
+    return found if isinstance(found, str) and found else None

@@ -1,0 +1,124 @@
+"""Conversations that the server of a Responses API kept for its client, in the rows of exports and of training."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import assay
+from assay.optimizers.weights.rows import trajectory_of
+from assay.traces import Rollout, Store, Transition
+from assay.traces.chaining import whole_requests
+from assay.traces.dialects import chat_messages
+from assay.traces.gates import Gates
+
+LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)
+
+
+def asked(given: Any, **body: Any) -> dict[str, Any]:
+    return {"dialect": "responses", "body": {"model": "m", "input": given, **body}}
+
+
+def text(response_id: str, said: str) -> dict[str, Any]:
+    item = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": said}]}
+    return {"id": response_id, "status": "completed", "output": [item]}
+
+
+CALL = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"a": 1, "b": 2}'}
+CALLED = {"id": "resp_1", "status": "completed", "output": [{"type": "reasoning", "id": "rs_1", "summary": []}, CALL]}
+RESULT = {"type": "function_call_output", "call_id": "c1", "output": "3"}
+WHOLE = [
+    {"role": "user", "content": "1 + 2?"},
+    {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}]},
+    {"role": "tool", "tool_call_id": "c1", "content": "3"},
+]  # fmt: skip
+
+
+def test_a_request_that_continues_a_response_has_all_messages_before_it() -> None:
+    first, second = asked("1 + 2?", instructions="Be brief."), asked([RESULT], previous_response_id="resp_1")
+    whole = whole_requests([(first, CALLED), (second, text("resp_2", "3"))])
+    assert whole[0] == first
+    assert chat_messages(whole[1] or {}) == WHOLE  # the API does not carry instructions over
+    third = whole_requests(
+        [(first, CALLED), (second, text("resp_2", "3")), (asked("sure?", instructions="Now.", previous_response_id="resp_2"), {})]
+    )[2]
+    assert chat_messages(third or {}) == [
+        {"role": "system", "content": "Now."}, *WHOLE, {"role": "assistant", "content": "3"}, {"role": "user", "content": "sure?"},
+    ]  # fmt: skip
+
+
+def test_a_fork_continues_the_response_that_it_names() -> None:
+    calls = [
+        (asked("1 + 2?"), CALLED), (asked([RESULT], previous_response_id="resp_1"), text("resp_2", "3")),
+        (asked([RESULT], previous_response_id="resp_1"), text("resp_3", "three")),
+    ]  # fmt: skip
+    assert [chat_messages(request or {}) for request in whole_requests(calls)[1:]] == [WHOLE, WHOLE]
+
+
+def test_requests_of_one_conversation_hold_the_calls_before_them() -> None:
+    calls = [
+        (asked("1 + 2?", conversation="conv_1"), CALLED), (asked("hi", conversation={"id": "conv_2"}), text("resp_9", "hello")),
+        (asked([RESULT], conversation={"id": "conv_1"}), text("resp_2", "3")),
+    ]  # fmt: skip
+    assert chat_messages(whole_requests(calls)[2] or {}) == WHOLE
+
+
+def test_a_request_that_continues_what_is_not_on_record_is_not_whole() -> None:
+    lost = asked([RESULT], previous_response_id="resp_0")
+    assert whole_requests([(lost, text("resp_1", "3")), (asked("sure?", previous_response_id="resp_1"), text("resp_2", "yes"))]) == [None, None]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Any:
+    with Store(tmp_path / ".assay" / "assay.db") as opened:
+        yield opened
+
+
+def put(store: Store, *calls: tuple[dict[str, Any], dict[str, Any]]) -> Rollout:
+    turns = [Transition(t=t, model="m", request=request, response={"body": body}, output="3") for t, (request, body) in enumerate(calls)]
+    rollout = Rollout(run_id="r", task_id="t", status="done", score=1.0, model="m", split="train", inputs={"question": "1 + 2?"}, transitions=turns)
+    store.put_rollout(rollout)
+    for turn in turns:
+        store.put_transition(rollout.id, turn)
+    store.flush()
+    return rollout
+
+
+def rows(kind: str, store: Store, **options: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    report = assay.export(kind, kind, store=store.url, gates=LOOSE, privacy="off", **options)
+    return [json.loads(line) for line in (report.path / "data.jsonl").read_text().splitlines()], report.manifest
+
+
+def test_rows_of_chained_calls_hold_the_whole_conversation(store: Store) -> None:
+    put(store, (asked("1 + 2?"), CALLED), (asked([RESULT], previous_response_id="resp_1"), text("resp_2", "3")))
+    found, _ = rows("sft", store)
+    assert [message["role"] for message in found[1]["prompt"]] == ["user", "assistant", "tool"]
+    found, _ = rows("grpo", store, rubric="math_qa")
+    assert [message["role"] for message in found[0]["prompt"]] == ["user", "assistant", "tool"]
+    found, _ = rows("transitions", store)
+    assert chat_messages(found[1]["input"]) == WHOLE
+
+
+def test_rows_whose_conversation_is_not_on_record_are_left_out_and_fail_the_gate(store: Store) -> None:
+    put(store, (asked("1 + 2?"), CALLED), (asked([RESULT], previous_response_id="resp_0"), text("resp_2", "3")))
+    found, manifest = rows("sft", store)
+    assert ([row["t"] for row in found], manifest["problems"]) == ([0], {"conversation": 1})
+
+
+def test_training_on_chained_calls_reads_the_whole_conversation(store: Store) -> None:
+    class Words:
+        """One token a message."""
+
+        def apply_chat_template(self, messages: list[dict[str, Any]], **_: Any) -> list[int]:
+            return list(range(len(messages)))
+
+    rollout = put(store, (asked("1 + 2?"), CALLED), (asked([RESULT], previous_response_id="resp_1"), text("resp_2", "3")))
+    rollout.transitions[1].token_ids, rollout.transitions[1].prompt_tokens = (1, 2), 3
+    left = Counter[str]()
+    found = trajectory_of(rollout, Words(), max_length=100, behaviour=False, left=left)
+    assert [(row.turn, len(row.prompt_ids)) for row in found.rows] == [(1, 3)]
+    rollout.transitions[1].request["body"]["previous_response_id"] = "resp_0"
+    assert not trajectory_of(rollout, Words(), max_length=100, behaviour=False, left=left).rows
+    assert left["calls that continue a conversation that is not on record"] == 1
