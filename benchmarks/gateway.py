@@ -21,6 +21,8 @@ import aiohttp
 
 from assay.traces import Store
 
+KEY = "benchmark-key"
+OWNER = {"Authorization": f"Bearer {KEY}"}
 BODY = {"model": "m", "messages": [{"role": "user", "content": "word " * 200}], "stream": False}
 
 
@@ -33,7 +35,7 @@ def started(command: list[str], **options: Any) -> tuple[subprocess.Popen[str], 
 def servers(folder: Path, *, chunks: int = 8, delay_ms: float = 0) -> tuple[list[subprocess.Popen[str]], str, str]:
     command = [sys.executable, "-m", "assay.testing.upstream", "--log", str(folder / "upstream.log"), "--chunks", str(chunks)]
     upstream, behind = started([*command, "--delay-ms", str(delay_ms)])
-    command = [sys.executable, "-m", "assay", "serve", "--model", "echo", "--upstream", behind, "--port", "0", "--json"]
+    command = [sys.executable, "-m", "assay", "serve", "--model", "echo", "--upstream", behind, "--key", KEY, "--port", "0", "--json"]
     gateway, url = started([*command, "--store", str(folder / "a.db")])
     return [upstream, gateway], behind, url
 
@@ -51,7 +53,7 @@ async def timed(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) 
 
 async def overhead(direct: str, through: str, calls: int) -> dict[str, float]:
     added: dict[str, float] = {}
-    async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession(headers=OWNER) as session:
         for stream in (False, True):
             seen: dict[str, list[tuple[float, float]]] = {direct: [], through: []}
             for number in range(calls + 20):
@@ -79,7 +81,7 @@ async def many(url: str, clients: int) -> dict[str, Any]:
         return text == f"echo: {said}"
 
     clock = time.perf_counter()
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=OWNER) as session:
         right = await asyncio.gather(*(one(number) for number in range(clients)))
         seconds = time.perf_counter() - clock
         async with session.get(f"{url}/assay/stats") as answer:
@@ -110,7 +112,7 @@ async def loaded(url: str, calls: int, gateway: subprocess.Popen[str]) -> float:
                 killed = time.time()
                 os.kill(gateway.pid, signal.SIGKILL)
 
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=OWNER) as session:
         await asyncio.gather(*(worker() for _ in range(32)), return_exceptions=True)
     return killed
 

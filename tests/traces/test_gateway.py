@@ -36,10 +36,15 @@ class Stage:
     def __init__(self, gateway: Gateway, upstream: ScriptedUpstream, url: str, behind: str) -> None:
         self.gateway, self.upstream, self.url, self.behind = gateway, upstream, url, behind
         self.client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+        self.owner = {"Authorization": f"Bearer {gateway.access.key}"}
 
     def rollouts(self) -> list[Rollout]:
         self.gateway.store.flush()
         return [self.gateway.store.rollout(r.id) for r in self.gateway.store.rollouts()][::-1]
+
+    def manage(self, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+        """A POST with the gateway's key."""
+        return post(self.url + path, body, **self.owner)
 
     def chat(self, *texts: str, **options: Any) -> Any:
         messages = [{"role": "assistant" if at % 2 else "user", "content": text} for at, text in enumerate(texts)]
@@ -154,7 +159,7 @@ def test_responses_go_on_by_their_id(stage: Stage) -> None:
 @pytest.mark.parametrize("how", ["header", "path", "key"])
 def test_a_rollout_is_named_by_header_path_or_key(stage: Stage, how: str) -> None:
     told = {"task_id": "t1", "group": "g1", "inputs": {"question": "?"}, "expected": {"answer": "7"}, "tenant": "acme", "data_subject": "ann"}
-    _, opened = post(f"{stage.url}/assay/rollouts", told)
+    _, opened = stage.manage("/assay/rollouts", told)
     options: dict[str, Any] = {"base_url": f"{stage.url}/v1", "api_key": "none", "max_retries": 0}
     options.update(
         {
@@ -166,9 +171,9 @@ def test_a_rollout_is_named_by_header_path_or_key(stage: Stage, how: str) -> Non
     client = openai.OpenAI(**options)
     for text in ("one", "something else"):  # no growing conversation
         client.chat.completions.create(model="m", messages=[{"role": "user", "content": text}])
-    assert post(f"{stage.url}/assay/rollouts/{opened['id']}/reward", {"reward": 0.05, "t": 0, "name": "tidy"})[0] == 200
-    assert post(f"{stage.url}/assay/rollouts/{opened['id']}/close", {"reward": 0.75, "prediction": {"answer": "7"}})[0] == 200
-    assert post(f"{stage.url}/feedback", {"rollout": opened["id"], "rating": 1})[0] == 200
+    assert stage.manage(f"/assay/rollouts/{opened['id']}/reward", {"reward": 0.05, "t": 0, "name": "tidy"})[0] == 200
+    assert stage.manage(f"/assay/rollouts/{opened['id']}/close", {"reward": 0.75, "prediction": {"answer": "7"}})[0] == 200
+    assert stage.manage("/feedback", {"rollout": opened["id"], "rating": 1})[0] == 200
     (rollout,) = stage.rollouts()
     assert (rollout.task_id, rollout.group_id, rollout.expected, rollout.tenant) == ("t1", "g1", {"answer": "7"}, "acme")
     assert (rollout.score, rollout.human_rating, rollout.status, rollout.prediction) == (0.75, 1.0, "done", {"answer": "7"})
@@ -184,8 +189,8 @@ def test_a_rollout_ends_by_header_and_is_opened_again_by_its_name(stage: Stage) 
 
 
 def test_what_cannot_be_a_reward_is_refused_with_the_reason(stage: Stage) -> None:
-    _, opened = post(f"{stage.url}/assay/rollouts", {})
-    base = f"{stage.url}/assay/rollouts"
+    _, opened = stage.manage("/assay/rollouts", {})
+    base = "/assay/rollouts"
     for body, status, why in (
         (b'{"reward": NaN}', 422, "finite"),
         (b'{"reward": Infinity, "t": 0}', 422, "finite"),
@@ -197,16 +202,16 @@ def test_what_cannot_be_a_reward_is_refused_with_the_reason(stage: Stage) -> Non
         (b"not json", 422, "no JSON"),
         (b"[1]", 422, "JSON object"),
     ):
-        found, told = post(f"{base}/{opened['id']}/reward", body)
+        found, told = stage.manage(f"{base}/{opened['id']}/reward", body)
         assert (found, why in told["error"]["message"]) == (status, True), (body, told)
-    assert post(f"{base}/nobody/reward", {"reward": 1})[0] == 404
-    assert post(f"{base}/nobody/close", {})[0] == 404
-    assert post(f"{base}/{opened['id']}/close", {"status": "great"})[0] == 422
-    assert post(f"{stage.url}/feedback", {"rollout": "nobody", "rating": 0.5})[0] == 404
-    assert post(f"{stage.url}/feedback", {"rollout": opened["id"], "rating": 7})[0] == 422
-    assert post(base, {"speed": 3})[0] == 422
-    assert post(base, {"inputs": "text"})[0] == 422
-    assert post(base, {"split": "x" * 1000})[0] == 422
+    assert stage.manage(f"{base}/nobody/reward", {"reward": 1})[0] == 404
+    assert stage.manage(f"{base}/nobody/close", {})[0] == 404
+    assert stage.manage(f"{base}/{opened['id']}/close", {"status": "great"})[0] == 422
+    assert stage.manage("/feedback", {"rollout": "nobody", "rating": 0.5})[0] == 404
+    assert stage.manage("/feedback", {"rollout": opened["id"], "rating": 7})[0] == 422
+    assert stage.manage(base, {"speed": 3})[0] == 422
+    assert stage.manage(base, {"inputs": "text"})[0] == 422
+    assert stage.manage(base, {"split": "x" * 1000})[0] == 422
     assert stage.rollouts()[0].score is None
 
 
@@ -255,7 +260,7 @@ def test_a_client_that_leaves_in_the_middle_is_recorded_as_such(stage: Stage) ->
     host, port = stage.url.removeprefix("http://").split(":")
     body = json.dumps({"messages": [{"role": "user", "content": "wait #hang"}], "stream": True}).encode()
     with socket.create_connection((host, int(port))) as raw:
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         raw.sendall(head.encode() + body)
         assert raw.recv(1000)
     stage.settled(1)
@@ -291,7 +296,7 @@ def test_with_a_key_nobody_else_gets_in_and_no_key_is_kept(stage: Stage) -> None
     assert post(f"{stage.url}/assay/rollouts", {})[0] == 401
     assert post(url, body, Authorization="Bearer gateway-key-1")[0] == 200
     assert post(url, body, **{"x-api-key": "gateway-key-1"})[0] == 200
-    _, opened = post(f"{stage.url}/assay/rollouts", {}, Authorization="Bearer gateway-key-1")
+    _, opened = stage.manage("/assay/rollouts", {})
     assert post(url, body, Authorization=f"Bearer {opened['api_key']}")[0] == 200
     assert all("gateway-key-1" not in json.dumps(headers) for headers in stage.upstream.headers)
     assert stage.upstream.headers[0]["Authorization"] == "Bearer upstream-secret"
@@ -328,7 +333,7 @@ def test_the_callers_own_key_goes_to_the_upstream_where_the_gateway_has_none(tmp
 
 @pytest.mark.parametrize("stage", [{"idle_s": 0.2}], indirect=True)
 def test_a_rollout_that_is_never_closed_ends_unscored_and_is_counted(stage: Stage) -> None:
-    _, opened = post(f"{stage.url}/assay/rollouts", {"task_id": "t"})
+    _, opened = stage.manage("/assay/rollouts", {"task_id": "t"})
     stage.chat("found by itself")
     for _ in range(100):
         if not stage.gateway.rollouts.open:
@@ -351,8 +356,8 @@ def test_another_model_answers_new_rollouts_while_open_ones_keep_theirs(stage: S
         assert get(f"{stage.url}/v1/models")["data"][0]["id"] == "other"
     assert [(r.model, [t.model for t in r.transitions]) for r in stage.rollouts()] == [("echo", ["echo", "echo"]), ("newer", ["newer"])]
     assert (stage.upstream.calls, other.calls) == (2, 1)
-    assert post(f"{stage.url}/assay/model", {"model": "embedded/nobody"})[0] == 500
-    assert post(f"{stage.url}/assay/model", {"model": "mistral/some", "upstream": "http://127.0.0.1:9"})[1]["model"] == "mistral/some"
+    assert stage.manage("/assay/model", {"model": "embedded/nobody"})[0] == 500
+    assert stage.manage("/assay/model", {"model": "mistral/some", "upstream": "http://127.0.0.1:9"})[1]["model"] == "mistral/some"
     assert isinstance(stage.gateway.upstream, LitellmUpstream)  # an address is not taken from a caller
 
 
@@ -383,11 +388,11 @@ def test_a_caller_can_neither_name_a_server_nor_take_a_key(tmp_path: Path) -> No
 
 
 def test_an_id_is_not_given_twice_and_a_late_call_leaves_the_end_as_it_was(stage: Stage) -> None:
-    assert post(f"{stage.url}/assay/rollouts", {"id": "mine"})[0] == 200
-    assert post(f"{stage.url}/assay/rollouts", {"id": "mine"})[0] == 422
+    assert stage.manage("/assay/rollouts", {"id": "mine"})[0] == 200
+    assert stage.manage("/assay/rollouts", {"id": "mine"})[0] == 422
     stage.chat("one", extra_headers={"x-assay-rollout": "mine", "x-assay-end": "0"})
-    assert post(f"{stage.url}/assay/rollouts/mine/close", {"reward": 0.5})[0] == 200
-    assert post(f"{stage.url}/assay/rollouts", {"id": "mine"})[0] == 422
+    assert stage.manage("/assay/rollouts/mine/close", {"reward": 0.5})[0] == 200
+    assert stage.manage("/assay/rollouts", {"id": "mine"})[0] == 422
     stage.chat("late", extra_headers={"x-assay-rollout": "mine"})
     stage.gateway.rollouts.sweep(all_of_them=True)
     (rollout,) = stage.rollouts()
@@ -402,12 +407,12 @@ def test_a_run_whose_last_call_failed_is_no_answer_of_the_agents(stage: Stage) -
 
 
 def test_numbers_and_shapes_that_cannot_be_are_answered_in_json(stage: Stage) -> None:
-    _, opened = post(f"{stage.url}/assay/rollouts", {})
+    _, opened = stage.manage("/assay/rollouts", {})
     huge = b'{"reward": ' + b"9" * 400 + b"}"
-    assert post(f"{stage.url}/assay/rollouts/{opened['id']}/reward", huge)[0] == 422
-    assert post(f"{stage.url}/assay/rollouts/{opened['id']}/reward", {"reward": 1e308, "t": 0})[0] == 422
-    assert post(f"{stage.url}/assay/rollouts/{opened['id']}/close", {"error": {"a": 1}})[0] == 422
-    assert post(f"{stage.url}/assay/rollouts", {"split": "Test"})[0] == 422
+    assert stage.manage(f"/assay/rollouts/{opened['id']}/reward", huge)[0] == 422
+    assert stage.manage(f"/assay/rollouts/{opened['id']}/reward", {"reward": 1e308, "t": 0})[0] == 422
+    assert stage.manage(f"/assay/rollouts/{opened['id']}/close", {"error": {"a": 1}})[0] == 422
+    assert stage.manage("/assay/rollouts", {"split": "Test"})[0] == 422
     odd = {"messages": [{"role": "assistant", "tool_calls": [{"function": "text"}]}, {"role": "user", "content": "x"}, "text", 7]}
     assert post(f"{stage.url}/v1/chat/completions", odd)[0] == 200
 
@@ -440,7 +445,7 @@ def test_a_call_that_could_not_be_stored_is_counted_as_unrecorded(stage: Stage, 
 
     monkeypatch.setattr(stage.gateway.store, "put_transition", refuse)
     assert stage.chat("hello").choices[0].message.content == "echo: hello"
-    assert get(f"{stage.url}/assay/stats")["unrecorded"] == 1
+    assert get(f"{stage.url}/assay/stats", **stage.owner)["unrecorded"] == 1
 
 
 def test_litellm_answers_in_all_dialects_for_other_providers(tmp_path: Path) -> None:
@@ -507,17 +512,17 @@ def test_a_streamed_answer_has_all_its_token_ids_or_none(more: dict[str, Any], i
 
 
 def test_what_a_killed_gateway_left_open_can_be_ended(stage: Stage) -> None:
-    post(f"{stage.url}/assay/rollouts", {"id": "left"})
-    post(f"{stage.url}/assay/rollouts", {"id": "empty"})
+    stage.manage("/assay/rollouts", {"id": "left"})
+    stage.manage("/assay/rollouts", {"id": "empty"})
     stage.client.with_options(default_headers={"x-assay-rollout": "left"}).chat.completions.create(
         model="m", messages=[{"role": "user", "content": "a"}]
     )
     stage.chat("found by its conversation")
     stage.gateway.rollouts.open.clear()  # what a kill leaves: the store alone
-    assert post(f"{stage.url}/assay/rollouts/left/close", {"reward": 0.8, "status": "bogus"})[0] == 422
+    assert stage.manage("/assay/rollouts/left/close", {"reward": 0.8, "status": "bogus"})[0] == 422
     assert [r.score for r in stage.rollouts()] == [None, None, None]
-    assert post(f"{stage.url}/assay/rollouts/left/close", {"reward": 0.8})[1]["status"] == "done"
-    assert post(f"{stage.url}/assay/rollouts/left/close", {})[0] == 404
+    assert stage.manage("/assay/rollouts/left/close", {"reward": 0.8})[1]["status"] == "done"
+    assert stage.manage("/assay/rollouts/left/close", {})[0] == 404
     assert close_left(stage.gateway.store, idle_s=3600) == {"done": 0, "error": 0}
     assert close_left(stage.gateway.store, idle_s=0) == {"done": 1, "error": 1}
     found = {r.metadata.get("client_id", "found"): r for r in stage.rollouts()}
@@ -544,7 +549,7 @@ def test_keys_that_are_said_back_or_hidden_in_a_body_are_not_kept(tmp_path: Path
 
 @pytest.mark.parametrize("stage", [{"one_server": True}], indirect=True)
 def test_another_model_of_the_same_server_keeps_its_address_and_key(stage: Stage) -> None:
-    assert post(f"{stage.url}/assay/model", {"model": "my-lora"}) == (200, {"model": "my-lora", "weights": "", "adapters": []})
+    assert stage.manage("/assay/model", {"model": "my-lora"}) == (200, {"model": "my-lora", "weights": "", "adapters": []})
     stage.chat("to the adapter")
     assert stage.upstream.calls == 1
     assert stage.upstream.headers[-1]["Authorization"] == "Bearer upstream-secret"

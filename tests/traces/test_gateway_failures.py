@@ -20,6 +20,8 @@ from assay.traces.upstreams import upstream_of
 OVERLOADED = {"message": "overloaded", "type": "server_error"}
 ASKED = {"chat": {"messages": [{"role": "user", "content": "hello"}]}, "responses": {"input": "hello"},
          "messages": {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 9}}  # fmt: skip
+KEY = "gateway-key-1"
+OWNER = {"Authorization": f"Bearer {KEY}"}
 PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 
 
@@ -235,12 +237,12 @@ def test_an_empty_finish_reason_does_not_hold_a_stream_back(stage: tuple[Planned
 
 
 def test_a_gateways_own_answers_follow_the_kind(tmp_path: Path) -> None:
-    with Store(tmp_path / "s.db") as store, served(Gateway(store, upstream_of("m", base="http://127.0.0.1:9")).app()) as gateway:
-        assert post(gateway + PATHS["chat"], ASKED["chat"])[0] == 502
-        assert post(f"{gateway}/assay/rollouts/{'0' * 32}/close", {})[0] == 404
-        opened = post(f"{gateway}/assay/rollouts", {"id": "mine"})[1]["id"]
-        assert post(f"{gateway}/assay/rollouts/{opened}/close", {"status": "failed", "failure": "nonsense"})[0] == 422
-        assert post(f"{gateway}/assay/rollouts/{opened}/close", {"status": "failed", "failure": "loop"})[0] == 200
+    with Store(tmp_path / "s.db") as store, served(Gateway(store, upstream_of("m", base="http://127.0.0.1:9"), key=KEY).app()) as gateway:
+        assert post(gateway + PATHS["chat"], ASKED["chat"], **OWNER)[0] == 502
+        assert post(f"{gateway}/assay/rollouts/{'0' * 32}/close", {}, **OWNER)[0] == 404
+        opened = post(f"{gateway}/assay/rollouts", {"id": "mine"}, **OWNER)[1]["id"]
+        assert post(f"{gateway}/assay/rollouts/{opened}/close", {"status": "failed", "failure": "nonsense"}, **OWNER)[0] == 422
+        assert post(f"{gateway}/assay/rollouts/{opened}/close", {"status": "failed", "failure": "loop"}, **OWNER)[0] == 200
         store.flush()
         kinds = {rollout.id: rollout.failure for rollout in store.rollouts()}
     assert kinds[opened] == FailureKind.LOOP

@@ -20,7 +20,12 @@ __all__ = ["command"]
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Beyond loopback it wants a --key.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8321, show_default=True, help="0 takes a free one.")
-@click.option("--key", envvar="ASSAY_KEY", help="What callers must send, or $ASSAY_KEY.")
+@click.option(
+    "--key",
+    envvar="ASSAY_KEY",
+    help="What callers must send, or $ASSAY_KEY. Without it calls need none, and one is printed for rewards, feedback, the model and the counts.",
+)
+@click.option("--allow-host", multiple=True, metavar="NAME", help="A name that this gateway is reached by, beside addresses and localhost.")
 @click.option("--idle-s", type=click.FloatRange(0.1), default=600.0, show_default=True, help="A rollout without a call for so long ends.")
 @click.option("--max-body-mb", type=click.IntRange(1), default=10, show_default=True)
 @click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE.")
@@ -37,8 +42,8 @@ def command(**values: Any) -> None:
 
 
 async def _serve(
-    *, model: str | None, upstream: str | None, upstream_key: str | None, host: str, port: int, key: str | None, idle_s: float, max_body_mb: int,
-    store: str | None, as_json: bool,
+    *, model: str | None, upstream: str | None, upstream_key: str | None, host: str, port: int, key: str | None, allow_host: tuple[str, ...],
+    idle_s: float, max_body_mb: int, store: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     import time
 
@@ -56,7 +61,10 @@ async def _serve(
     shown, started, run_id = Console(), time.time(), f"serve-{new_id()[:12]}"
     answers = upstream_of(model, base=upstream, key=upstream_key)
     opened = Store(store)
-    gateway = Gateway(opened, answers, key=key, host=host, run_id=run_id, idle_s=idle_s, max_body=max_body_mb << 20, one_server=upstream is not None)
+    gateway = Gateway(
+        opened, answers, key=key, host=host, names=allow_host, run_id=run_id, idle_s=idle_s, max_body=max_body_mb << 20,
+        one_server=upstream is not None,
+    )  # fmt: skip
     config = {"model": model, "upstream": upstream, "host": host, "port": port, "idle_s": idle_s}
     runner = web.AppRunner(gateway.app(), access_log=None, shutdown_timeout=5.0, handler_cancellation=True)
     await runner.setup()
@@ -71,9 +79,11 @@ async def _serve(
     address = f"http://{'[' + host + ']' if ':' in host else host}:{where}"
     opened.put_run(run_id, kind="serve", config=config, status="running", started_at=started)
     if as_json:
-        print_json({"url": address, "model": answers.name, "run": run_id})
+        print_json({"url": address, "model": answers.name, "run": run_id, **({"key": gateway.access.key} if key is None else {})})
     shown.say(f"{answers.name} at {address}, recorded in {shown_url(store_url(store)).removeprefix('sqlite:///')}; Ctrl-C ends it")
     shown.say(f"  OPENAI_BASE_URL={address}/v1  ANTHROPIC_BASE_URL={address}" + ("" if key is None else "  (callers must send the key)"))
+    if key is None:
+        shown.say(f"  ASSAY_KEY={gateway.access.key}  (for this run: rewards, feedback, the model, counts)")
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)

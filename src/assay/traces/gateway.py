@@ -1,14 +1,15 @@
 """The gateway: any agent that speaks OpenAI chat completions, Responses or Anthropic messages is recorded without changing its code.
 
-Requests and answers pass as they are, streamed or not; what went by becomes transitions of rollouts once it is over. Keys are never
-kept. Every call that went to a model is counted beside what was stored: what could not be seen is said, never made up.
+Requests and answers pass as they are, streamed or not; what went by becomes transitions of rollouts once it is over. Keys are never kept; who
+may do what is in `assay.traces.access`. Every call that went to a model is counted beside what was stored: what could not be seen is said, never
+made up.
 """
 
 import asyncio
-import hmac
 import logging
+import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -19,6 +20,7 @@ from aiohttp import web
 from assay.errors import AssayError, ConfigError, FailureKind, StoreError, UnknownRollout
 from assay.models.failures import failure_of_call
 from assay.models.roles import is_embedded
+from assay.traces.access import LOOPBACK, Access, Refused
 from assay.traces.dialects import DIALECTS, chat_messages
 from assay.traces.live import Live, LiveRollouts, check_status, rollout_id_of
 from assay.traces.passing import Passed, is_constrained, json_body, pass_on, storable
@@ -29,7 +31,7 @@ from assay.traces.upstreams import HttpUpstream, LitellmUpstream, upstream_of
 __all__ = ["Gateway"]
 
 _LOG = logging.getLogger("assay.gateway")
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_PLACE = re.compile(r"^/r/[^/]+/")
 _STATUS = {FailureKind.TIMEOUT: 504, FailureKind.CONTEXT: 400}  # of a failed call by its kind; others are 502
 Upstream = HttpUpstream | LitellmUpstream
 
@@ -37,8 +39,10 @@ Upstream = HttpUpstream | LitellmUpstream
 class Gateway:
     """Args:
     upstream: what answers new rollouts; `serve_model` changes it while agents run.
-    key: what callers must send; needed where it listens beyond loopback.
+    key: what callers must send; needed where it listens beyond loopback. Without one, calls on this machine need none, and one is made for
+        all else (`access.key`).
     host: address it listens on.
+    names: further names that requests may be sent to, see `Access`.
     max_body: bytes of a request.
     one_server: other models that are named over HTTP are models of the upstream's server.
     """
@@ -50,21 +54,20 @@ class Gateway:
         *,
         key: str | None = None,
         host: str = "127.0.0.1",
+        names: Sequence[str] = (),
         run_id: str = "",
         idle_s: float = 600.0,
         max_body: int = 10 << 20,
         one_server: bool = False,
     ) -> None:
-        if host not in _LOOPBACK and not key:
-            raise ConfigError(f"host={host!r} is open to others: set a key that callers must send (--key, or ASSAY_KEY)")
-        if key is not None and (len(key) < 8 or "." in key or not key.isascii() or any(c.isspace() for c in key)):
-            raise ConfigError("the key must have at least 8 characters, without a dot or spaces")
-        self.store, self.upstream, self.key, self.max_body = store, upstream, key, max_body
+        self.access = Access(key, host=host, names=names)
+        self.store, self.upstream, self.max_body = store, upstream, max_body
         self.one_server = one_server
         self.rollouts = LiveRollouts(store, run_id=run_id, idle_s=idle_s)
         self.asked = self.stored = self.refused = 0
         self.past: dict[str, int] = {}  # paths that are no LM calls we can read, by how often they were asked for
         self._upstreams: list[Upstream] = [upstream]
+        self._asking: set[Any] = {self._models}  # handlers of what an agent may ask for; all others need the gateway's key
 
     # -- the application
 
@@ -72,9 +75,11 @@ class Gateway:
         """An aiohttp application; `web.run_app` or any runner serves it."""
         app = web.Application(client_max_size=self.max_body, middlewares=[self._guard])
         for dialect, path in DIALECTS.items():
+            call = self._call_of(dialect)
+            self._asking.add(call)
             for prefix in ("", "/r/{rollout}"):
-                app.router.add_post(prefix + path, self._call_of(dialect))
-                app.router.add_post(prefix + path.removeprefix("/v1"), self._call_of(dialect))
+                app.router.add_post(prefix + path, call)
+                app.router.add_post(prefix + path.removeprefix("/v1"), call)
         for prefix in ("", "/r/{rollout}"):
             app.router.add_get(f"{prefix}/v1/models", self._models)
         app.router.add_post("/assay/rollouts", self._open)
@@ -107,13 +112,12 @@ class Gateway:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
-        """The key, and errors in the shape that clients read."""
-        if (origin := request.headers.get("Origin")) and urlsplit(origin).hostname not in _LOOPBACK and self.key is None:
-            return _error(403, f"a page of {origin!r} may not use this gateway")  # a browser sends what any page tells it to
-        if request.path != "/health" and not self._allowed(request):
-            return _error(401, "wrong or missing key: send the gateway's key as a bearer token or x-api-key")
+        """Who may do what, and errors in the shape that clients read."""
         try:
+            self._admit(request)
             return await handler(request)
+        except Refused as error:
+            return _error(error.status, str(error))
         except ConfigError as error:
             return _error(422, str(error))
         except UnknownRollout as error:
@@ -128,18 +132,28 @@ class Gateway:
             raise
         except web.HTTPException as error:
             if error.status == 404 and request.path.startswith(("/v1/", "/r/")):
-                name = request.path if len(self.past) < 100 else "other"
+                path = _PLACE.sub("/r/…/", request.path)  # a token is not to be counted
+                name = path if len(self.past) < 100 else "other"
                 self.past[name] = self.past.get(name, 0) + 1
-                return _error(404, f"{request.path} is not spoken here: there are {', '.join(DIALECTS.values())}")
+                return _error(404, f"{path} is not spoken here: there are {', '.join(DIALECTS.values())}")
             return _error(error.status, error.reason)
         except Exception as error:
             _LOG.error("%s %s: %s: %s", request.method, request.path, type(error).__name__, error)
             return _error(500, f"{type(error).__name__}: {str(error)[:300]}")
 
-    def _allowed(self, request: web.Request) -> bool:
-        if self.key is None:
-            return True
-        return hmac.compare_digest(_sent_key(request).partition(".")[0].encode("utf-8", "replace"), self.key.encode())
+    def _admit(self, request: web.Request) -> None:
+        """Raises `Refused` where a request may not be made: by its host, the page it comes from, or its key."""
+        self.access.check_host(request.headers.get("Host", ""))
+        if (origin := request.headers.get("Origin")) and urlsplit(origin).hostname not in LOOPBACK and self.access.open:
+            raise Refused(403, f"a page of {origin!r} may not use this gateway")  # a browser sends what any page tells it to
+        caller = self.access.caller(request)
+        handler, unknown = request.match_info.handler, request.match_info.http_exception is not None
+        if handler == self._health:
+            return
+        if handler in self._asking or unknown:
+            self.access.may_call(caller)
+        else:
+            self.access.may_manage(caller)
 
     # -- calls
 
@@ -169,7 +183,7 @@ class Gateway:
                 self._keep(live, transition, messages, dialect, passed)
 
         try:
-            headers = {k: v for k, v in request.headers.items() if self.key is None or k.lower() not in ("authorization", "x-api-key")}
+            headers = self.access.passed_on(request.headers)
             async with live.upstream.ask(dialect, body, raw, headers, request.rel_url.raw_query_string) as reply:
                 choices = body["n"] if isinstance(body.get("n"), int) else 1
                 return await pass_on(request, reply, passed, live.rollout.id, keep, choices=choices)
@@ -195,8 +209,9 @@ class Gateway:
                     self.rollouts.close(live.rollout.id)
 
     async def _rollout_of(self, dialect: str, request: web.Request, body: dict[str, Any], messages: list[dict[str, Any]]) -> Live:
-        """By header, by path, by key, or by the conversation itself."""
-        name = request.headers.get("x-assay-rollout") or request.match_info.get("rollout") or _rollout_in_key(request, self.key)
+        """By token, by header, by path, by key, or by the conversation itself."""
+        caller = self.access.caller(request)
+        name = self.access.rollout_named(request, caller)
         if name is None:
             return self.rollouts.of_conversation(dialect, body, messages, self.upstream)
         if len(name) > 200:
@@ -204,7 +219,7 @@ class Gateway:
         known = None if rollout_id_of(name) in self.rollouts.open else await asyncio.to_thread(self.rollouts.stored, name)
         live = self.rollouts.named(name, self.upstream, known)
         if not live.rollout.task_id and not live.turns:
-            told = request.headers
+            told: Mapping[str, str] = request.headers if caller.rollout is None else {}  # an agent does not choose what it is compared with
             said = next((str(m.get("content") or "") for m in reversed(messages) if m.get("role") == "user"), "")
             live.rollout.task_id = told.get("x-assay-task", "")[:1000]
             live.rollout.group_id = told.get("x-assay-group", "")[:1000] or live.rollout.task_id
@@ -236,9 +251,9 @@ class Gateway:
         known = None if name is None else await asyncio.to_thread(self.rollouts.stored, name)
         live = self.rollouts.begin(self.upstream, name, told, known=known)
         rollout_id = live.rollout.id
-        base = f"{request.scheme}://{request.host}/r/{rollout_id}"
-        api_key = f"{self.key}.{rollout_id}" if self.key else f"rollout-{rollout_id}"
-        return web.json_response({"id": rollout_id, "base_url": f"{base}/v1", "anthropic_base_url": base, "api_key": api_key})
+        token = self.access.token(rollout_id)
+        base = f"{request.scheme}://{request.host}/r/{token}"
+        return web.json_response({"id": rollout_id, "base_url": f"{base}/v1", "anthropic_base_url": base, "api_key": token})
 
     async def _show(self, request: web.Request) -> web.Response:
         await asyncio.to_thread(self.store.flush)
@@ -270,13 +285,14 @@ class Gateway:
         if isinstance(rating, bool) or not isinstance(rating, int | float) or not 0 <= rating <= 1:
             raise ConfigError(f"rating={rating!r} must be a number between 0 and 1")
         rollout_id = rollout_id_of(str(told.get("rollout", "")))
+        await asyncio.to_thread(self.rollouts.of_gateway, rollout_id)
         await asyncio.to_thread(self.store.rate, rollout_id, float(rating))
         if (live := self.rollouts.open.get(rollout_id)) is not None:
             live.rollout.human_rating = float(rating)
         return web.json_response({"rollout": rollout_id, "rating": rating})
 
     def _id(self, request: web.Request) -> str:
-        return rollout_id_of(request.match_info["rollout"])
+        return self.access.rollout_managed(request)
 
     # -- the rest
 
@@ -300,7 +316,7 @@ class Gateway:
 
     async def _models(self, request: web.Request) -> web.Response:
         try:
-            status, data, kind = await self.upstream.get("/v1/models", request.headers)
+            status, data, kind = await self.upstream.get("/v1/models", self.access.passed_on(request.headers))
         except (OSError, TimeoutError) as error:
             return _error(502, f"the upstream does not answer: {type(error).__name__}")
         return web.Response(status=status, body=data, headers={"Content-Type": kind})
@@ -346,13 +362,6 @@ def _text_or_none(value: Any) -> str | None:
 def _sent_key(request: web.Request) -> str:
     bearer = request.headers.get("Authorization", "")
     return bearer[7:].strip() if bearer[:7].lower() == "bearer " else request.headers.get("x-api-key", "")
-
-
-def _rollout_in_key(request: web.Request, key: str | None) -> str | None:
-    sent = _sent_key(request)
-    if key is not None:
-        return sent.partition(".")[2] or None
-    return sent.removeprefix("rollout-") if sent.startswith("rollout-") else None
 
 
 def _error(status: int, message: str, *, rollout: str | None = None) -> web.Response:

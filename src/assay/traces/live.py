@@ -8,6 +8,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,12 +93,26 @@ class LiveRollouts:
         return live
 
     def stored(self, name: str) -> Rollout | None:
-        """The rollout of that name as it stands in the store. Waits for the store."""
-        try:
+        """The rollout of that name as it is in the store, None where there is none. Waits for the store.
+
+        Raises:
+            StoreError: it could not be read. It may then be there, and must not be begun anew.
+        """
+        with suppress(StoreError):  # rows that were refused: what was stored before can be read
             self.store.flush()
+        try:
             return self.store.rollout(rollout_id_of(name))
-        except StoreError:
+        except UnknownRollout:
             return None
+
+    def of_gateway(self, name: str) -> Rollout:
+        """The rollout of that name in the store. Waits for the store.
+
+        Raises:
+            UnknownRollout: there is none, or it was not recorded by a gateway: what others recorded is never written to from here.
+        """
+        self.store.flush()
+        return _own(self.store.rollout(rollout_id_of(name)))
 
     def named(self, name: str, upstream: Any, rollout: Rollout | None) -> Live:
         """The open rollout of that name; one that was closed or left by an earlier gateway, as it stands in the store, is opened
@@ -107,6 +122,7 @@ class LiveRollouts:
             return found
         if rollout is None:
             return self.begin(upstream, name)
+        _own(rollout)
         live = self.open[rollout.id] = Live(rollout, upstream, True, turns=len(rollout.transitions))
         live.ended_as = rollout.status if rollout.status in ("done", "failed") else None
         rollout.transitions, rollout.status, rollout.ended_at = [], "running", None
@@ -205,8 +221,7 @@ class LiveRollouts:
             )
         if t is not None and (isinstance(t, bool) or not isinstance(t, int) or t < 0):
             raise ConfigError(f"t={t!r} must be a turn's number, from 0 on")
-        self.store.flush()
-        rollout = self.store.rollout(rollout_id_of(name))
+        rollout = self.of_gateway(name)
         if t is not None:
             return self._step_reward(live, rollout, t, criterion, float(value))
         target = live.rollout if live else rollout
@@ -244,7 +259,7 @@ class LiveRollouts:
             left = self.stored(name)
             if left is None or left.status != "running":
                 raise UnknownRollout(f"no rollout {name!r} is open")
-            live = Live(left, None, True)
+            live = Live(_own(left), None, True)
             left.transitions = []
         rollout = live.rollout
         rollout.status, rollout.error, rollout.ended_at = status, error, time.time()
@@ -300,6 +315,12 @@ def close_left(store: Store, *, idle_s: float) -> dict[str, int]:
         store.put_rollout(rollout)
         ended[rollout.status] += 1
     return ended
+
+
+def _own(rollout: Rollout) -> Rollout:
+    if rollout.source != "gateway":
+        raise UnknownRollout(f"rollout {rollout.id!r} was not recorded by a gateway (source {rollout.source!r}): it cannot be changed from here")
+    return rollout
 
 
 def check_status(status: str) -> None:

@@ -1,0 +1,258 @@
+"""Who may do what at a gateway: its key, tokens of rollouts, callers without either, and pages whose name points here."""
+
+import json
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.errors import ConfigError
+from assay.testing.serving import post, served
+from assay.testing.upstream import ScriptedUpstream
+from assay.traces import Rollout, Store
+from assay.traces.gateway import Gateway
+from assay.traces.upstreams import upstream_of
+
+KEY = "gateway-key-1"
+OWNER = {"Authorization": f"Bearer {KEY}"}
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+MANAGED = [  # method, path with a rollout's name or token, body
+    ("POST", "/assay/rollouts", {}),
+    ("GET", "/assay/rollouts/{}", None),
+    ("POST", "/assay/rollouts/{}/reward", {"reward": 1}),
+    ("POST", "/assay/rollouts/{}/close", {"reward": 1}),
+    ("POST", "/r/{}/reward", {"reward": 1}),
+    ("POST", "/r/{}/close", {"reward": 1}),
+    ("POST", "/feedback", {"rollout": "{}", "rating": 1}),
+    ("GET", "/assay/stats", None),
+    ("POST", "/assay/model", {"model": "mistral/other"}),
+]
+
+
+class Stage:
+    def __init__(self, gateway: Gateway, upstream: ScriptedUpstream, url: str) -> None:
+        self.gateway, self.upstream, self.url, self.store = gateway, upstream, url, gateway.store
+
+    def stored(self) -> dict[str, Rollout]:
+        self.store.flush()
+        return {r.id: self.store.rollout(r.id) for r in self.store.rollouts()}
+
+    def opened(self, **told: Any) -> dict[str, str]:
+        return post(f"{self.url}/assay/rollouts", told, Authorization=f"Bearer {self.gateway.access.key}")[1]
+
+
+@pytest.fixture
+def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    upstream = ScriptedUpstream()
+    options = dict(getattr(request, "param", {"key": KEY}))
+    with Store(tmp_path / "s.db") as store, served(upstream.app()) as behind:
+        gateway = Gateway(store, upstream_of("m", base=behind, **options.pop("upstream", {"key": "upstream-secret"})), **options)
+        with served(gateway.app()) as url:
+            yield Stage(gateway, upstream, url)
+
+
+def asked(method: str, url: str, body: Any, **headers: str) -> tuple[int, str]:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data=data, method=method, headers={"Content-Type": "application/json", **headers})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def managed(stage: Stage, rollout: str, **headers: str) -> dict[str, int]:
+    found = {}
+    for method, path, body in MANAGED:
+        told = json.loads(json.dumps(body).replace("{}", rollout)) if body else body
+        found[f"{method} {path}"] = asked(method, stage.url + path.format(rollout), told, **headers)[0]
+    return found
+
+
+@pytest.mark.parametrize("how", ["path", "bearer", "x-api-key", "api-key"])
+def test_a_rollouts_token_makes_calls_of_that_rollout(stage: Stage, how: str) -> None:
+    opened = stage.opened(task_id="t")
+    assert KEY not in json.dumps(opened)
+    token = opened["api_key"]
+    address = f"{opened['base_url']}/chat/completions" if how == "path" else f"{stage.url}/v1/chat/completions"
+    headers = {} if how == "path" else {"Authorization": f"Bearer {token}"} if how == "bearer" else {how: token}
+    assert post(address, CHAT, **headers)[0] == 200
+    (rollout,) = stage.stored().values()
+    assert (rollout.id, rollout.task_id, len(rollout.transitions)) == (opened["id"], "t", 1)
+    sent = json.dumps(stage.upstream.headers)
+    assert "upstream-secret" in sent
+    assert token not in sent
+
+
+@pytest.mark.parametrize("stage", [{"key": KEY}, {}], indirect=True, ids=["with a key", "open"])
+def test_a_rollouts_token_does_nothing_but_call(stage: Stage) -> None:
+    opened = stage.opened()
+    token = opened["api_key"]
+    for headers in ({"Authorization": f"Bearer {token}"}, {"x-api-key": token}):
+        assert set(managed(stage, opened["id"], **headers).values()) == {403}
+    assert set(managed(stage, token).values()) <= {401, 403}
+    rollout = stage.stored()[opened["id"]]
+    assert (rollout.status, rollout.score, rollout.human_rating) == ("running", None, None)
+    assert (stage.gateway.upstream.name, len(stage.stored())) == ("m", 1)
+
+
+@pytest.mark.parametrize("stage", [{}], indirect=True)
+def test_without_a_key_calls_are_open_and_all_else_needs_the_key_that_was_made(stage: Stage) -> None:
+    assert post(f"{stage.url}/v1/chat/completions", CHAT)[0] == 200
+    assert asked("GET", f"{stage.url}/v1/models", None)[0] == 200
+    assert post(f"{stage.url}/r/my-run/v1/chat/completions", CHAT)[0] == 200
+    opened = stage.opened(id="x")
+    assert set(managed(stage, opened["id"]).values()) == {401}
+    assert stage.gateway.upstream.name == "m"
+    found = managed(stage, opened["id"], Authorization=f"Bearer {stage.gateway.access.key}")
+    closed = {"POST /r/{}/close": 404}  # it was closed two lines before
+    assert found == dict.fromkeys(found, 200) | closed
+    assert len(stage.gateway.access.key) >= 32
+
+
+def test_a_key_that_was_made_is_another_each_time(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        keys = {Gateway(store, upstream_of("m", base="http://127.0.0.1:9")).access.key for _ in range(3)}
+    assert len(keys) == 3
+
+
+def test_a_token_is_bound_to_its_rollout_and_cannot_be_made_up(stage: Stage) -> None:
+    mine, other = stage.opened(), stage.opened()
+    chat = f"{stage.url}/v1/chat/completions"
+    bearer = {"Authorization": f"Bearer {mine['api_key']}"}
+    assert post(chat, CHAT, **bearer, **{"x-assay-rollout": other["id"]})[0] == 403
+    assert post(f"{stage.url}/r/{other['id']}/v1/chat/completions", CHAT, **bearer)[0] == 403
+    assert post(f"{other['base_url']}/chat/completions", CHAT, **bearer)[0] == 403
+    forged = f"rollout-{other['id']}-{mine['api_key'][-32:]}"
+    for address, headers in (
+        (chat, {"Authorization": f"Bearer {forged}"}),
+        (f"{stage.url}/r/{forged}/v1/chat/completions", {}),
+        (f"{stage.url}/r/{other['id']}/v1/chat/completions", {}),
+        (chat, {"Authorization": f"Bearer rollout-{other['id']}"}),
+        (chat, {"x-assay-rollout": other["id"]}),
+        (chat, {"Authorization": f"Bearer {KEY}.{other['id']}x"}),
+    ):
+        assert post(address, CHAT, **headers)[0] == 401, (address, headers)
+    assert all(not rollout.transitions for rollout in stage.stored().values())
+    assert post(chat, CHAT, **bearer, **{"x-assay-rollout": mine["id"]})[0] == 200
+
+
+@pytest.mark.parametrize("stage", [{}], indirect=True)
+def test_a_token_of_another_gateway_is_refused_where_calls_are_open_too(stage: Stage) -> None:
+    status, told = post(f"{stage.url}/v1/chat/completions", CHAT, Authorization=f"Bearer rollout-{'0' * 32}-{'1' * 32}")
+    assert (status, "not of this gateway's key" in told["error"]["message"]) == (401, True)
+    assert stage.stored() == {}
+
+
+def test_a_token_is_good_for_as_long_as_the_key_is(stage: Stage, tmp_path: Path) -> None:
+    token = stage.opened()["api_key"]
+    with Store(tmp_path / "s.db") as store, served(Gateway(store, stage.gateway.upstream, key=KEY).app()) as again:
+        assert post(f"{again}/r/{token}/v1/chat/completions", CHAT)[0] == 200
+
+
+def test_an_agent_does_not_choose_the_group_that_it_is_compared_with(stage: Stage) -> None:
+    opened = stage.opened()
+    headers = {"x-assay-group": "an easy one", "x-assay-task": "an easy one"}
+    assert post(f"{opened['base_url']}/chat/completions", CHAT, **headers)[0] == 200
+    assert post(f"{stage.url}/r/named/v1/chat/completions", CHAT, **OWNER, **headers)[0] == 200
+    assert sorted(rollout.group_id for rollout in stage.stored().values()) == ["", "an easy one"]
+
+
+@pytest.mark.parametrize("stage", [{"key": KEY, "upstream": {}}], indirect=True)
+def test_with_a_token_in_the_address_a_callers_own_key_goes_to_the_upstream(stage: Stage) -> None:
+    opened = stage.opened()
+    assert post(f"{opened['base_url']}/chat/completions", CHAT, Authorization="Bearer sk-mine")[0] == 200
+    assert post(f"{stage.url}/v1/chat/completions", CHAT, **{"x-api-key": opened["api_key"], "Authorization": "Bearer sk-mine"})[0] == 200
+    assert post(f"{stage.url}/v1/chat/completions", CHAT, **OWNER)[0] == 200
+    assert [headers.get("Authorization") for headers in stage.upstream.headers] == ["Bearer sk-mine", "Bearer sk-mine", None]
+    assert KEY not in json.dumps(stage.upstream.headers)
+    assert opened["api_key"] not in json.dumps(stage.upstream.headers)
+
+
+def test_rollouts_that_no_gateway_recorded_are_never_changed(stage: Stage) -> None:
+    sealed = Rollout(source="program", run_id="compile-1", phase="test", split="test", status="done", score=0.25, prediction={"answer": "a"})
+    running = Rollout(source="program", run_id="compile-1", phase="test", split="test", status="running")
+    for rollout in (sealed, running):
+        stage.store.put_rollout(rollout)
+    before = stage.stored()
+    for rollout in (sealed, running):
+        for address, headers in (
+            (f"/r/{rollout.id}/v1/chat/completions", {}),
+            ("/v1/chat/completions", {"x-assay-rollout": rollout.id}),
+            (f"/r/{stage.gateway.access.token(rollout.id)}/v1/chat/completions", {}),
+        ):
+            status, told = post(stage.url + address, CHAT, **OWNER, **headers)
+            assert (status, "not recorded by a gateway" in told["error"]["message"]) == (404, True)
+        for path, body in (
+            (f"/assay/rollouts/{rollout.id}/reward", {"reward": 1}),
+            (f"/assay/rollouts/{rollout.id}/reward", {"reward": 1, "t": 0}),
+            (f"/assay/rollouts/{rollout.id}/close", {"reward": 1, "prediction": "b"}),
+            (f"/assay/rollouts/{rollout.id}/close", {"prediction": "b"}),
+            ("/feedback", {"rollout": rollout.id, "rating": 1}),
+            ("/assay/rollouts", {"id": rollout.id}),
+        ):
+            assert post(stage.url + path, body, **OWNER)[0] in (404, 422), path
+    assert stage.stored() == before
+    assert stage.upstream.calls == 0
+
+
+def test_a_store_that_cannot_be_read_begins_no_rollout_over_one_that_may_be_there(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    from assay.errors import StoreError
+
+    def unreadable(*_: object) -> Rollout:
+        raise StoreError("the store is away")
+
+    monkeypatch.setattr(stage.store, "rollout", unreadable)
+    assert post(f"{stage.url}/r/my-run/v1/chat/completions", CHAT, **OWNER)[0] == 503
+    assert list(stage.store.rollouts()) == []
+
+
+@pytest.mark.parametrize("stage", [{"key": KEY}, {}], indirect=True, ids=["with a key", "open"])
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8321", "localhost.evil.example", "127.0.0.1.evil.example", "", "x@127.0.0.1"])
+def test_a_page_whose_name_points_here_gets_nothing_on_any_path(stage: Stage, host: str) -> None:
+    opened = stage.opened()
+    owner = {"Authorization": f"Bearer {stage.gateway.access.key}", "Host": host}
+    assert set(managed(stage, opened["id"], **owner).values()) == {403}
+    for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/health"), ("GET", "/"), ("GET", "/nothing")):
+        assert asked(method, stage.url + path, CHAT if method == "POST" else None, **owner)[0] == 403, path
+    assert stage.upstream.calls == 0
+
+
+@pytest.mark.parametrize("stage", [{"key": KEY, "names": ["Gateway.internal"]}], indirect=True)
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:99", "127.0.0.1:8321", "10.1.2.3", "[::1]:8321", "app.localhost", "gateway.internal.:80"])
+def test_addresses_local_names_and_allowed_names_are_answered(stage: Stage, host: str) -> None:
+    assert asked("POST", f"{stage.url}/v1/chat/completions", CHAT, Host=host, **OWNER)[0] == 200
+
+
+@pytest.mark.parametrize("stage", [{}], indirect=True)
+def test_a_path_that_is_not_spoken_is_counted_without_the_token_in_it(stage: Stage) -> None:
+    token = stage.opened()["api_key"]
+    assert post(f"{stage.url}/r/{token}/v1/embeddings", {})[0] == 404
+    assert stage.gateway.stats()["not_spoken"] == {"/r/…/v1/embeddings": 1}
+
+
+def test_serve_prints_the_key_that_it_made(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "assay", "serve", "--model", "m", "--upstream", "http://127.0.0.1:9", "--port", "0", "--json"]
+    process = subprocess.Popen([*command, "--store", str(tmp_path / "s.db")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        told = json.loads(process.stdout.readline())
+        assert asked("GET", f"{told['url']}/assay/stats", None)[0] == 401
+        assert asked("GET", f"{told['url']}/assay/stats", None, Authorization=f"Bearer {told['key']}")[0] == 200
+    finally:
+        process.terminate()
+        _, said = process.communicate(timeout=30)
+    assert f"ASSAY_KEY={told['key']}" in said
+
+
+def test_a_key_that_is_short_or_missing_beyond_loopback_is_refused(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        with pytest.raises(ConfigError, match="set a key"):
+            Gateway(store, upstream_of("m", base="http://127.0.0.1:9"), host="0.0.0.0")
+        with pytest.raises(ConfigError, match="at least 8"):
+            Gateway(store, upstream_of("m", base="http://127.0.0.1:9"), key="short")
