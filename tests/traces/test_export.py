@@ -92,6 +92,18 @@ def test_transitions_have_rewards_returns_and_advantages_in_both_files(store: St
     assert table[0]["token_ids"] == [1, 2]
 
 
+def test_transitions_have_reasoning_and_refusal_in_columns_that_hide_personal_data(store: Store) -> None:
+    message = {"role": "assistant", "content": None, "refusal": "No, jane.doe@corp.com.", "reasoning_content": "Is jane.doe@corp.com kind?"}
+    made = turn(0, "Is she kind?", "No, jane.doe@corp.com.", token_ids=(1,), logprobs=(-1.0,))
+    made.response = {"body": {"choices": [{"message": message}]}}
+    put(store, made)
+    (found,), _ = exported(store, "transitions")
+    assert (found["reasoning"].startswith("Is "), found["refusal"].startswith("No, "), found["refusal"]) == (True, True, found["output"])
+    assert "jane.doe" not in json.dumps(found)
+    assert found["token_ids"] is None  # they spell what was hidden
+    assert pq.read_table("out/data.parquet").column("reasoning").to_pylist() == [found["reasoning"]]
+
+
 def test_identical_rollouts_are_counted_and_push_nothing(store: Store) -> None:
     for _ in range(3):
         put(store, turn(0, "a", "b"))

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from click.testing import CliRunner
 
+from assay.cli.traces import command as traces_command
 from assay.errors import FailureKind
 from assay.testing.serving import post, served
 from assay.traces import Store, Transition
@@ -234,6 +236,24 @@ def test_an_empty_finish_reason_does_not_hold_a_stream_back(stage: tuple[Planned
     assert b"one " in first
     _, transition = call_of(store)
     assert (transition.error, transition.output) == (None, "one two")
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_refusal_is_an_answer_and_shown_with_the_reasoning(stage: tuple[Planned, Store, str], streams: bool) -> None:
+    planned, store, gateway = stage
+    said = {"role": "assistant", "content": None, "refusal": "I cannot help with that.", "reasoning_content": "Better not."}
+    planned.body = {"choices": [{"index": 0, "message": said, "finish_reason": "stop"}]}
+    if streams:
+        planned.body = [{"id": "1", "choices": [{"index": 0, "delta": said, "finish_reason": None}]}, chunk("", "stop"), "[DONE]"]
+        streamed(gateway, "chat")
+    else:
+        post(gateway + PATHS["chat"], ASKED["chat"])
+    rollout, transition = call_of(store)
+    assert (transition.error, transition.output, rollout.prediction) == (None, "I cannot help with that.", {"answer": "I cannot help with that."})
+    assert transition.response is not None
+    assert transition.response["body"]["choices"][0]["message"] == said
+    shown = CliRunner().invoke(traces_command, ["show", rollout.id, "--store", store.url])
+    assert "  reasoning: Better not.\n  -> I cannot help with that. (refusal)\n" in shown.output
 
 
 def test_a_gateways_own_answers_follow_the_kind(tmp_path: Path) -> None:

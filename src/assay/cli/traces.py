@@ -100,7 +100,7 @@ def _since(text: str | None) -> float | None:
 @_json
 def show(rollout_id: str, store: str | None, as_json: bool) -> None:
     """One rollout with every LM call, exactly as sent and received. The start of an id is enough."""
-    from assay.traces.dialects import chat_messages
+    from assay.traces.dialects import answer_of, chat_messages
 
     with open_store(store) as opened:
         rollout = opened.rollout(rollout_id)
@@ -118,7 +118,11 @@ def show(rollout_id: str, store: str | None, as_json: bool) -> None:
         for message in chat_messages(t.request):
             calls = "".join(f" [calls {c['function']['name']}({c['function']['arguments']})]" for c in message.get("tool_calls") or ())
             click.echo(f"  {message['role']}: {_flat(message.get('content') or '')}{calls}")
-        click.echo(f"  -> {t.error if t.error else _flat(t.output)}")
+        response = t.response or {}
+        answer = answer_of(t.request.get("dialect"), response.get("body", response))
+        if answer.reasoning:
+            click.echo(f"  reasoning: {_flat(answer.reasoning)}")
+        click.echo(f"  -> {t.error if t.error else _flat(t.output)}{' (refusal)' if answer.refusal else ''}")
         _show_tools(t.tools)
         if t.step_rewards:
             click.echo(f"  step rewards: {', '.join(f'{name} {value:g}' for name, value in t.step_rewards.items())}")

@@ -25,16 +25,19 @@ _TOO_LONG = frozenset({
 
 
 class Answer:
-    """What a model said: text, tool calls as `(id, name, arguments as text)`, why it stopped, tokens, ids and logprobs.
+    """What a model said: text, reasoning, refusal, tool calls as `(id, name, arguments as text)`, why it stopped, tokens, ids and logprobs.
 
-    `text` holds a refusal as well; `media` are references to what is no text: an address, an id, or the hash of what came inline.
+    `media` are references to what is no text: an address, an id, or the hash of what came inline.
     """
 
-    __slots__ = ("completion_tokens", "finish", "logprobs", "media", "prompt_tokens", "reasoning", "text", "thinking_tokens", "token_ids", "tools")
+    __slots__ = (
+        "completion_tokens", "finish", "logprobs", "media", "prompt_tokens", "reasoning", "refusal", "text", "thinking_tokens", "token_ids", "tools",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.text = ""
         self.reasoning = ""
+        self.refusal = ""  # what the model said in place of an answer, in a field of its own
         self.media: list[str] = []
         self.tools: list[tuple[str, str, str]] = []
         self.finish: str | None = None  # stop, length, tool_calls, content_filter, or the provider's own word
@@ -46,13 +49,13 @@ class Answer:
 
     @property
     def output(self) -> str:
-        """What is stored as a transition's output: the text of all parts, media by reference."""
-        return self.text + "".join(f"[{reference}]" for reference in self.media)
+        """What is stored as a transition's output: the text of all parts, a refusal, which is an answer too, and media by reference."""
+        return self.text + self.refusal + "".join(f"[{reference}]" for reference in self.media)
 
     @property
     def empty(self) -> bool:
-        """Nothing at all came: no text, no tool call, no reasoning, no media."""
-        return not (self.text or self.tools or self.reasoning or self.media)
+        """Nothing at all came: no text, no refusal, no tool call, no reasoning, no media."""
+        return not (self.text or self.refusal or self.tools or self.reasoning or self.media)
 
     def see_image(self, address: Any) -> None:
         """Notes an image by its address; one that came inline by the hash of it."""
@@ -62,8 +65,9 @@ class Answer:
 
     @property
     def message(self) -> Message:
-        """As an assistant's chat message."""
-        found: Message = {"role": "assistant", "content": self.text or None if self.tools else self.text}
+        """As an assistant's chat message; a refusal is its content, as chat templates know no other place for it."""
+        said = self.text + self.refusal
+        found: Message = {"role": "assistant", "content": said or None if self.tools else said}
         if self.tools:
             found["tool_calls"] = [_chat_call(*call) for call in self.tools]
         return found
@@ -308,7 +312,8 @@ def _chat_answer(body: Mapping[str, Any]) -> Answer:
 
 def _chat_message(found: Answer, message: Mapping[str, Any]) -> None:
     content, audio = message.get("content"), message.get("audio") or {}
-    found.text = part_texts(content) + str(message.get("refusal") or "") or str(audio.get("transcript") or "")
+    found.refusal = str(message.get("refusal") or "") or _refusals(content)
+    found.text = part_texts(content) or ("" if found.refusal else str(audio.get("transcript") or ""))
     found.reasoning = str(message.get("reasoning_content") or message.get("reasoning") or "")
     for part in (*each(content), *each(message.get("images"))):
         found.see_image(part.get("image_url"))
@@ -320,12 +325,17 @@ def _chat_message(found: Answer, message: Mapping[str, Any]) -> None:
         found.tools.append((str(call.get("id") or ""), str(function.get("name") or ""), str(function.get("arguments") or "")))
 
 
+def _refusals(content: Any) -> str:
+    return "".join(str(part.get("refusal") or "") for part in each(content))
+
+
 def _responses_answer(body: Mapping[str, Any]) -> Answer:
     found = Answer()
     for item in each(body.get("output")):
         kind = item.get("type")
         if kind == "message":
-            found.text += part_texts(item.get("content")) + "".join(str(part.get("refusal") or "") for part in each(item.get("content")))
+            found.text += part_texts(item.get("content"))
+            found.refusal += _refusals(item.get("content"))
         elif kind in ("function_call", "custom_tool_call"):
             arguments = item.get("arguments") if kind == "function_call" else item.get("input")
             found.tools.append((str(item.get("call_id") or ""), str(item.get("name") or ""), str(arguments or "")))
@@ -351,6 +361,8 @@ def _anthropic_answer(body: Mapping[str, Any]) -> Answer:
         elif part.get("type") == "tool_use":
             found.tools.append((str(part.get("id") or ""), str(part.get("name") or ""), json.dumps(part.get("input") or {}, ensure_ascii=False)))
     reason = body.get("stop_reason")
+    if reason == "refusal" and not found.text:
+        found.refusal = str((body.get("stop_details") or {}).get("explanation") or "")
     found.finish = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}.get(str(reason), reason)
     usage = body.get("usage") or {}
     counts = [_count(usage.get(name)) for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")]
@@ -400,8 +412,10 @@ def _parts_answer(body: Mapping[str, Any]) -> Answer:
     found = Answer()
     for part in each((body.get("message") or {}).get("parts")):
         kind = part.get("type")
-        if kind in ("text", "refusal", "data"):
+        if kind in ("text", "data"):
             found.text += str(_as_text(part).get("text") or "")
+        elif kind == "refusal":
+            found.refusal += str(part.get("text") or "")
         elif kind == "thinking":
             found.reasoning += str(part.get("text") or "")
         elif kind == "tool_call":

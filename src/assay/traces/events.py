@@ -1,100 +1,245 @@
-"""A streamed answer's events as the body that would have come unstreamed, in the three dialects. Does not talk to models."""
+"""A streamed answer's events as the body that would have come unstreamed, in all dialects. Does not talk to models.
+
+Deltas are merged by one rule, whatever their fields are called: texts are joined, objects are merged, parts of a list continue the part of
+their index. So a field that a provider adds to its answers is kept without being known here.
+"""
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from assay.traces.dialects import Message, each, part_texts
+from assay.traces.dialects import each, told_error
 
 __all__ = ["read_events"]
 
+Body = dict[str, Any]
+# Fields that name something and come whole, where other texts come in parts.
+_WHOLE = frozenset((
+    "id", "type", "role", "object", "format", "model", "status", "finish_reason", "native_finish_reason", "stop_reason", "stop_sequence",
+    "signature", "url", "mime_type", "call_id", "item_id",
+))  # fmt: skip
+_PLACES = {"content_index": "content", "summary_index": "summary"}  # OpenAI Responses: the list that a part of an item is in
+_FIELDS = {  # OpenAI Responses: the field of an item, or of its part, that `response.NAME.delta` continues
+    "output_text": "text", "reasoning_text": "text", "reasoning_summary_text": "text", "refusal": "refusal", "function_call_arguments": "arguments",
+    "mcp_call_arguments": "arguments", "custom_tool_call_input": "input", "code_interpreter_call_code": "code",
+}  # fmt: skip
+_KINDS = {"reasoning_summary_text": "summary_text"}  # the type of a part where it is not called like its events
+_ENDS = ("response.completed", "response.incomplete", "response.failed")
 
-def read_events(dialect: str, events: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any] | None, bool]:
+
+def read_events(dialect: str, events: Sequence[Mapping[str, Any]]) -> tuple[Body | None, bool]:
     """A streamed answer's events as the body that would have come unstreamed, and whether the stream came to its end.
 
     None where no event carried any of an answer.
     """
-    return {"chat": _chat_events, "responses": _responses_events, "messages": _anthropic_events}[dialect](events)
+    body, complete = _READERS.get(dialect, _chat_events)(events)
+    return (None if body is None else _joined(body)), complete
 
 
-def _chat_events(events: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any] | None, bool]:
-    body: dict[str, Any] = {}
-    text, calls, tokens, finish = [], dict[int, dict[str, Any]](), [], None
-    for event in events:
-        body.update({key: event[key] for key in ("id", "model", "created", "usage", "system_fingerprint", "timings") if event.get(key) is not None})
-        choice = next((c for c in each(event.get("choices")) if c.get("index", 0) == 0), None)
-        if choice is None:
+# -- merging
+
+
+class _Parts(list[str]):
+    """A text that comes in parts: they are joined once, as joining at each part takes time that grows with its square."""
+
+
+def _merge(whole: Body, delta: Mapping[str, Any]) -> None:
+    """Adds what a delta says to what has come so far."""
+    for key, value in delta.items():
+        known = whole.get(key)
+        if value is None:
+            whole.setdefault(key, None)
+        elif isinstance(value, Mapping):
+            whole[key] = known if isinstance(known, dict) else {}
+            _merge(whole[key], value)
+        elif isinstance(value, list):
+            whole[key] = known if isinstance(known, list) and not isinstance(known, _Parts) else []
+            _merge_list(whole[key], value)
+        elif isinstance(value, str) and key not in _WHOLE:
+            _add_text(whole, key, value)
+        elif value != "" or known is None:
+            whole[key] = value
+
+
+def _add_text(whole: Body, key: str, text: str) -> None:
+    known = whole.get(key)
+    if not isinstance(known, _Parts):
+        known = whole[key] = _Parts([known] if isinstance(known, str) else [])
+    if key != "name" or [text] != known:  # some servers say a function's name with every part of its arguments
+        known.append(text)
+
+
+def _merge_list(whole: list[Any], items: Sequence[Any]) -> None:
+    for item in items:
+        if not isinstance(item, Mapping):
+            whole.append(item)
             continue
-        delta = choice.get("delta") or {}
-        text.append(delta.get("content") or choice.get("text") or "")
-        tokens += list(each((choice.get("logprobs") or {}).get("content")))
-        finish = choice.get("finish_reason") or finish
-        for part in each(delta.get("tool_calls")):
-            call = calls.setdefault(part.get("index", len(calls)), {"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
-            call["id"] = part.get("id") or call["id"]
-            function = part.get("function") or {}
-            call["function"]["name"] += function.get("name") or ""
-            call["function"]["arguments"] += function.get("arguments") or ""
-    if not body:
-        return None, False
-    message: Message = {"role": "assistant", "content": "".join(text) or None if calls else "".join(text)}
-    if calls:
-        message["tool_calls"] = [calls[at] for at in sorted(calls)]
-    choice_: dict[str, Any] = {"index": 0, "message": message, "finish_reason": finish}
-    if tokens:
-        choice_["logprobs"] = {"content": tokens}
-    return {"object": "chat.completion", **body, "choices": [choice_]}, finish is not None
+        found = _continued(whole, item)
+        if found is None:
+            whole.append(found := {})
+        _merge(found, item)
 
 
-def _responses_events(events: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any] | None, bool]:
-    body: dict[str, Any] | None = None
-    items: dict[int, dict[str, Any]] = {}
+def _continued(whole: list[Any], item: Mapping[str, Any]) -> Body | None:
+    """The part of a list that an item continues: the last one of its index, unless the item begins another one with an id or a type of its own."""
+    function = item.get("function")
+    if "index" not in item:
+        more = isinstance(function, Mapping) and not item.get("id") and not function.get("name")
+        return whole[-1] if more and whole and isinstance(whole[-1], dict) else None
+    found = next((known for known in reversed(whole) if isinstance(known, dict) and known.get("index") == item["index"]), None)
+    if found is None or any(item.get(name) and found.get(name) and item[name] != found[name] for name in ("type", "id")):
+        return None
+    return found
+
+
+def _joined(value: Any) -> Any:
+    if isinstance(value, _Parts):
+        return "".join(value)
+    if isinstance(value, dict):
+        return {key: _joined(item) for key, item in value.items()}
+    return [_joined(item) for item in value] if isinstance(value, list) else value
+
+
+# -- OpenAI chat completions and completions
+
+
+def _chat_events(events: Sequence[Mapping[str, Any]]) -> tuple[Body | None, bool]:
+    body: Body = {}
+    choices: dict[int, Body] = {}
     for event in events:
-        kind, at = event.get("type"), event.get("output_index", 0)
-        if kind in ("response.completed", "response.incomplete", "response.failed") and isinstance(event.get("response"), Mapping):
-            return dict(event["response"]), kind != "response.failed"
+        told = event.get("choices")
+        if not isinstance(told, list) and told_error(event):
+            continue
+        body.update({key: value for key, value in event.items() if value is not None and key not in ("choices", "obfuscation")})
+        for choice in each(told):
+            at = choice.get("index")
+            whole = choices.setdefault(at if isinstance(at, int) else 0, {})
+            _merge(whole, {key: value for key, value in choice.items() if key not in ("delta", "index")})
+            _merge(whole.setdefault("message", {}), choice.get("delta") or {})
+    if not body and not choices:
+        return None, False
+    texts = bool(choices) and all("text" in choice and not choice["message"] for choice in choices.values())
+    body["object"] = "text_completion" if body.get("object") == "text_completion" else "chat.completion"
+    body["choices"] = [_choice(at, choices[at], text=texts) for at in sorted(choices)] or [_choice(0, {"message": {}}, text=False)]
+    return body, bool(choices) and all(choice.get("finish_reason") for choice in choices.values())
+
+
+def _choice(at: int, told: Body, *, text: bool) -> Body:
+    found: Body = {"index": at, **told, "finish_reason": told.get("finish_reason") or None}
+    if text:
+        del found["message"]
+        return found
+    message = {key: value for key, value in told["message"].items() if value is not None or key in ("content", "refusal")}
+    if "text" in found:  # a chat that is answered in the form of completions
+        message.setdefault("content", found.pop("text"))
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        calls.sort(key=lambda call: call["index"] if isinstance(call.get("index"), int) else sys.maxsize)
+        message["tool_calls"] = [{"type": "function", **{key: value for key, value in call.items() if key != "index"}} for call in calls]
+    other = any(message.get(name) for name in ("tool_calls", "function_call", "refusal", "audio"))
+    content = _joined(message.get("content"))
+    found["message"] = {"role": "assistant", **message, "content": content or (None if other else content or "")}
+    return found
+
+
+# -- OpenAI Responses
+
+
+def _responses_events(events: Sequence[Mapping[str, Any]]) -> tuple[Body | None, bool]:
+    body: Body | None = None
+    items: dict[int, Body] = {}
+    for event in events:
+        kind, told = str(event.get("type")), event.get("response")
+        if kind in _ENDS and isinstance(told, Mapping):
+            left_out = items and not told.get("output")  # as some servers do at the end
+            return {**told, **({"output": [items[at] for at in sorted(items)]} if left_out else {})}, kind != "response.failed"
         if kind in ("response.created", "response.in_progress"):
-            body = dict(event.get("response") or {})
-        elif kind == "response.output_item.added":
-            items[at] = json.loads(json.dumps(event.get("item") or {}))
-        elif kind == "response.output_text.delta":
-            item = items.setdefault(at, {"type": "message", "role": "assistant", "content": []})
-            item["content"] = [{"type": "output_text", "text": part_texts(item.get("content")) + str(event.get("delta") or "")}]
-        elif kind == "response.function_call_arguments.delta":
-            item = items.setdefault(at, {"type": "function_call"})
-            item["arguments"] = str(item.get("arguments") or "") + str(event.get("delta") or "")
+            body = dict(told or {})
+        else:
+            _item_event(items, kind, event)
     return (None if body is None else {**body, "output": [items[at] for at in sorted(items)]}), False
 
 
-def _anthropic_events(events: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any] | None, bool]:
-    body: dict[str, Any] | None = None
-    blocks: dict[int, dict[str, Any]] = {}
-    inputs: dict[int, str] = {}
+def _item_event(items: dict[int, Body], kind: str, event: Mapping[str, Any]) -> None:
+    at = event.get("output_index", 0)
+    subject, _, verb = kind.removeprefix("response.").rpartition(".")
+    if subject == "output_item":
+        items[at] = _copied(event.get("item"))
+        return
+    if subject not in _FIELDS and not subject.endswith("_part"):
+        return
+    item = items.setdefault(at, {"type": "message", "role": "assistant"} if "content_index" in event else {"type": "function_call"})
+    place = next((name for name in _PLACES if name in event), None)
+    part = item if place is None else _part_at(item, _PLACES[place], event[place], _KINDS.get(subject, subject))
+    if subject.endswith("_part"):
+        part.clear()
+        part.update(_copied(event.get("part")))
+    elif verb == "delta":
+        _add_text(part, _FIELDS[subject], str(event.get("delta") or ""))
+    elif isinstance(said := event.get(_FIELDS[subject]), str):
+        part[_FIELDS[subject]] = said
+
+
+def _part_at(item: Body, name: str, at: Any, kind: str) -> Body:
+    """A part of an item by its place in a list; those that are missing up to there are made."""
+    parts = item[name] = item[name] if isinstance(item.get(name), list) else []
+    while isinstance(at, int) and len(parts) <= min(at, 1000):
+        parts.append({"type": kind})
+    found: Body = parts[at] if isinstance(at, int) and 0 <= at < len(parts) else {}
+    return found
+
+
+def _copied(value: Any) -> Body:
+    found: Body = json.loads(json.dumps(value)) if isinstance(value, Mapping) else {}
+    return found
+
+
+# -- Anthropic messages
+
+
+def _anthropic_events(events: Sequence[Mapping[str, Any]]) -> tuple[Body | None, bool]:
+    body: Body | None = None
+    blocks: dict[int, Body] = {}
+    inputs: dict[int, list[str]] = {}
     ended = False
     for event in events:
         kind, at = event.get("type"), event.get("index", 0)
         if kind == "message_start":
             body = dict(event.get("message") or {})
         elif kind == "content_block_start":
-            blocks[at] = dict(event.get("content_block") or {})
+            blocks[at] = _copied(event.get("content_block"))
         elif kind == "content_block_delta":
-            delta, block = event.get("delta") or {}, blocks.setdefault(at, {"type": "text", "text": ""})
-            if delta.get("type") == "text_delta":
-                block["text"] = str(block.get("text") or "") + str(delta.get("text") or "")
-            elif delta.get("type") == "thinking_delta":
-                block["thinking"] = str(block.get("thinking") or "") + str(delta.get("thinking") or "")
-            elif delta.get("type") == "input_json_delta":
-                inputs[at] = inputs.get(at, "") + str(delta.get("partial_json") or "")
+            _block_delta(blocks.setdefault(at, {"type": "text"}), event.get("delta") or {}, inputs.setdefault(at, []))
         elif kind == "message_delta" and body is not None:
-            body.update({key: value for key, value in (event.get("delta") or {}).items() if value is not None})
-            body["usage"] = {**(body.get("usage") or {}), **(event.get("usage") or {})}
+            usage = {key: value for key, value in (event.get("usage") or {}).items() if value is not None}
+            told = {key: value for key, value in event.items() if key not in ("type", "delta", "usage") and value is not None}
+            delta = {key: value for key, value in (event.get("delta") or {}).items() if value is not None}
+            body = {**body, **told, **delta, "usage": {**(body.get("usage") or {}), **usage}}
         elif kind == "message_stop":
             ended = True
     if body is None:
         return None, False
-    for at, text in inputs.items():
-        try:
-            blocks[at]["input"] = json.loads(text or "{}")
-        except (ValueError, RecursionError):
-            blocks[at]["input"] = {"arguments": text}  # not JSON: kept as it came
+    for at, parts in inputs.items():
+        if parts:
+            blocks[at]["input"] = _tool_input("".join(parts))
     return {**body, "content": [blocks[at] for at in sorted(blocks)]}, ended
+
+
+def _block_delta(block: Body, delta: Mapping[str, Any], inputs: list[str]) -> None:
+    told = {key: value for key, value in delta.items() if key not in ("type", "partial_json", "citation")}
+    if delta.get("type") == "input_json_delta":
+        inputs.append(str(delta.get("partial_json") or ""))
+    if delta.get("citation") is not None:
+        block["citations"] = [*(block.get("citations") or ()), delta["citation"]]
+    _merge(block, told)
+
+
+def _tool_input(text: str) -> Any:
+    try:
+        return json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {"arguments": text}  # not JSON: kept as it came
+
+
+_READERS = {"chat": _chat_events, "responses": _responses_events, "messages": _anthropic_events}

@@ -26,7 +26,7 @@ def transition_row(episode: Episode, turn: Turn, *, reward: float, credited: flo
     rollout = episode.rollout
     return {
         "rollout": rollout.id, "group": episode.group, "task": rollout.task_id, "task_type": rollout.task_type, "t": turn.t,
-        "input": turn.request_json, "output": turn.output, "tools": turn.tools_json,
+        "input": turn.request_json, "output": turn.output, "reasoning": turn.reasoning, "refusal": turn.refusal, "tools": turn.tools_json,
         "constrained": turn.constrained, "cached": turn.cached, "model": turn.model, "weights": turn.weights,
         "adapters": turn.adapters_json, "prompt_tokens": turn.prompt_tokens, "completion_tokens": turn.completion_tokens,
         "token_ids": turn.token_ids_json or "null", "logprobs": turn.logprobs_json or "null",

@@ -63,7 +63,7 @@ class Hider:
         told = {name: value for name, value in row.items() if name not in _KEPT}
         hidden = self._values(told, known)
         changed = {**row, **hidden}
-        spelled = any(hidden.get(name) != row.get(name) for name in ("output", "tools"))
+        spelled = any(hidden.get(name) != row.get(name) for name in ("output", "reasoning", "refusal", "tools"))
         if spelled and row.get("token_ids", "null") != "null":
             changed["token_ids"] = changed["logprobs"] = "null"
             self.untokened += 1

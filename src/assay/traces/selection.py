@@ -141,6 +141,17 @@ class Turn:
         return message if message.get("tool_calls") or message.get("content") else {"role": "assistant", "content": self.output}
 
     @property
+    def reasoning(self) -> str:
+        """What the model thought before it answered, as far as its provider says it."""
+        told = self.response_json or ""
+        return answer_of(self.request.get("dialect"), self.response).reasoning if '"reasoning' in told or '"thinking' in told else ""
+
+    @property
+    def refusal(self) -> str:
+        """What the model said in place of an answer; it is a part of `output` as well."""
+        return answer_of(self.request.get("dialect"), self.response).refusal if '"refusal"' in (self.response_json or "") else ""
+
+    @property
     def step_rewards(self) -> dict[str, float]:
         return {} if self.step_rewards_json == "{}" else _loaded(self.step_rewards_json)
 

@@ -111,7 +111,8 @@ def _schema() -> list[tuple[str, Any]]:
 
     text, whole, real, yes = pa.string(), pa.int64(), pa.float64(), pa.bool_()
     return [
-        ("rollout", text), ("group", text), ("task", text), ("task_type", text), ("t", whole), ("input", text), ("output", text), ("tools", text),
+        ("rollout", text), ("group", text), ("task", text), ("task_type", text), ("t", whole), ("input", text), ("output", text),
+        ("reasoning", text), ("refusal", text), ("tools", text),
         ("constrained", yes), ("cached", yes), ("model", text), ("weights", text), ("adapters", text), ("prompt_tokens", whole),
         ("completion_tokens", whole), ("token_ids", pa.list_(whole)), ("logprobs", pa.list_(real)), ("step_rewards", text), ("reward", real),
         ("return", real), ("advantage", real), ("weight", real), ("score", real), ("human_rating", real), ("status", text), ("program", text),
