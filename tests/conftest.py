@@ -4,12 +4,14 @@ import ctypes
 import gc
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("ASSAY_THREADS", "1")
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="assay-config-")  # what tests compile is trusted there, not in the user's own list
 
 
 @pytest.fixture(autouse=True)

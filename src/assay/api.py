@@ -17,6 +17,7 @@ from assay.datasets import SPLITS
 from assay.datasets.tasks import make_task, missing_inputs
 from assay.deployment import load_artifact
 from assay.deployment.artifact import check_pinned, check_place, is_artifact, runnable, with_model_of
+from assay.deployment.trust import trusting, trusts
 from assay.errors import AssayError, BudgetExceeded, ConfigError, ModelError, ProgramError
 from assay.given import given_lm, given_program, takes
 from assay.jobs import DEFAULT_MODEL, Job, RunConfig, home_of, load_rubric, open_job, opened_store, salt_in
@@ -126,13 +127,19 @@ class _EvaluateConfig(RunConfig):
     split: str | None = None  # of val, so that earlier runs keep their key
 
 
-def load(path: str | Path, *, program: dspy.Module | None = None) -> dspy.Module:
-    """The compiled program of an artifact, with its adapter and parameters: `assay.load(path)(question=…)`.
+def load(path: str | Path, *, program: dspy.Module | None = None, trust: bool = False) -> dspy.Module:
+    """The compiled program of an artifact, with its adapter and parameters: `assay.load(path)(question=…)`. An artifact with source files runs
+    them.
 
     Args:
-        program: an uncompiled instance to load into, for programs that cannot be built from their name alone.
+        program: an uncompiled instance to load into, for programs that cannot be built from their name alone; then no file of the artifact is run.
+        trust: trusts the content of an artifact that somebody else compiled, from now on; see `docs/security.md`.
+    Raises:
+        UntrustedArtifact: it holds code that this user has neither compiled nor trusted.
+        ArtifactError: it was changed, or its program is none.
     """
-    return load_artifact(path, program=program).runnable()
+    with trusting(trust):
+        return load_artifact(path, program=program).runnable()
 
 
 def run(
@@ -143,13 +150,16 @@ def run(
     api_base: str | None = None,
     api_key_env: str | None = None,
     store: str | Path | None = None,
+    trust: bool = False,
 ) -> dspy.Prediction:
     """One recorded prediction of a program or an artifact, by name; the artifact's own model where none is named.
 
+    Args:
+        trust: as in `load`.
     Raises:
         AssayError: what was wrong, which rule, what to do.
     """
-    with predictor(program, model=model, api_base=api_base, api_key_env=api_key_env, store=store) as predict:
+    with trusting(trust), predictor(program, model=model, api_base=api_base, api_key_env=api_key_env, store=store) as predict:
         return predict(inputs)
 
 
@@ -181,7 +191,7 @@ def predictor(
         raise missing_inputs("the data", missing, columns)
     name = model or (artifact.manifest["model"] if artifact else DEFAULT_MODEL)
     if api_base is None and model is None and artifact:
-        api_base, api_key_env = artifact.manifest.get("api_base"), api_key_env or artifact.manifest.get("api_key_env")
+        api_base, api_key_env = artifact.endpoint.api_base, api_key_env or artifact.endpoint.api_key_env
     client = Endpoint(api_base, api_key_env).client(name)
     salt = resolve_salt(None, store, artifact=salt_in(artifact)) if salt_in(artifact) else None
     with opened_store(store, Progress()) as opened:
@@ -212,6 +222,7 @@ def predictor(
         yield predict
 
 
+@trusts
 @takes(RunConfig)
 def compile(
     program: Any,
@@ -334,6 +345,7 @@ def _markdown(report: CompileReport) -> str:
     return compile_markdown(data, program=report.config.program, model=report.config.model, openings=openings_line(data["test_openings"]))
 
 
+@trusts
 @takes(RunConfig)
 def evaluate(
     program: Any,

@@ -9,6 +9,7 @@ import dspy
 
 from assay.api import EvaluationReport, evaluate
 from assay.deployment.artifact import is_artifact, with_model_of
+from assay.deployment.trust import trusts
 from assay.errors import ConfigError
 from assay.given import given_lm, takes
 from assay.jobs import DEFAULT_MODEL, RunConfig
@@ -54,6 +55,7 @@ class CompareReport(Shown):
         ]
 
 
+@trusts
 @takes(RunConfig, also=("samples", "resume"))
 def compare(
     a: Any, b: Any, *, rubric: str | Path | Rubric, data: Any, split: str = "val", lm: dspy.LM | None = None, store: str | Path | None = None,

@@ -10,6 +10,7 @@ from typing import Any
 
 import dspy
 
+from assay.deployment.trust import trusts
 from assay.errors import BudgetExceeded, ConfigError
 from assay.given import given_lm, given_program, takes
 from assay.jobs import Job, RunConfig, home_of, load_rubric, open_job
@@ -37,6 +38,7 @@ from assay.traces.selection import Selection
 __all__ = ["CollectReport", "collect", "export", "forget_subject", "score_rollouts"]
 
 
+@trusts
 def export(
     kind: str,
     out: str | Path,
@@ -131,6 +133,7 @@ class CollectReport(Shown):
         }  # fmt: skip
 
 
+@trusts
 @takes(CollectConfig)
 def collect(
     program: Any,
@@ -194,6 +197,7 @@ def _sampler(job: Job, sample: int, over: Sequence[Mapping[str, Any]]) -> Studen
     return student
 
 
+@trusts
 def score_rollouts(
     rubric: str | Path | Rubric,
     *,

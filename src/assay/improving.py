@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from assay.api import compile as compile_program
 from assay.datasets.memory import data_spec
 from assay.deployment.artifact import check_place
+from assay.deployment.trust import trusts
 from assay.errors import AssayError, BudgetExceeded, ConfigError, DataError, Diverged
 from assay.exporting import collect, export
 from assay.finished import FinishedRun
@@ -45,6 +46,7 @@ _NO_GATES = Gates(min_transitions=0, min_clean=0, min_task_types=0, privacy="off
 _FORMAT = 1
 
 
+@trusts
 @takes(RunConfig)
 def improve(
     program: str,

@@ -18,7 +18,8 @@ import dspy
 from assay.datasets import SPLITS, Splits, check_sizes, load_splits
 from assay.datasets.memory import data_spec
 from assay.deployment import Artifact, load_artifact
-from assay.deployment.artifact import check_pinned, is_artifact
+from assay.deployment.artifact import check_pinned, demand_trust_around, is_artifact
+from assay.deployment.trust import accept, entries, trusting, trusts
 from assay.errors import BudgetExceeded, Cancelled, ConfigError
 from assay.finished import FinishedRun
 from assay.judges import Judge, resolver
@@ -188,27 +189,41 @@ class RunConfig(CommonConfig):
         return cls(program=name, rubric=rubric.name if isinstance(rubric, Rubric) else str(rubric), data=data_spec(data), **{**options, **model})
 
 
-def load_rubric(source: str | Path | Rubric, *, judge_lm: dspy.LM | None = None, own_models: bool = False) -> Rubric:
-    """A rubric from a YAML file or by a shipped name, its judge criteria decided by `judge_lm`.
+def load_rubric(source: str | Path | Rubric, *, judge_lm: dspy.LM | None = None, own_models: bool = False, trust: bool = False) -> Rubric:
+    """A rubric from a YAML file or by a shipped name, its judge criteria decided by `judge_lm`. The check files that it names are run.
 
     Args:
         own_models: compiled judges ask the model that they were calibrated with, at its own address, and not `judge_lm`.
+        trust: trusts the contents of artifacts that it names and somebody else compiled, from now on; see `docs/security.md`.
+    Raises:
+        RubricError: it is wrong, or names something that is.
+        UntrustedArtifact: an artifact that it names, or is a part of, holds code that this user has neither compiled nor trusted.
     """
+    with trusting(trust):
+        return _loaded_rubric(source, judge_lm, own_models)
+
+
+def _loaded_rubric(source: str | Path | Rubric, judge_lm: dspy.LM | None, own_models: bool) -> Rubric:
     if not isinstance(source, str | Path | Rubric):
         raise ConfigError(f"rubric={source!r} must be a Rubric, a YAML file's path or a shipped name")
+    if not isinstance(source, Rubric):
+        demand_trust_around(source)
     rubric = source if isinstance(source, Rubric) else read_rubric(source)
     if rubric.resolver is not None or (judge_lm is None and not own_models):
         return rubric
     return rubric.with_resolver(resolver(judge_lm, functools.partial(load_judge, own_model=own_models)))
 
 
+@trusts
 def load_judge(source: str | Path, *, own_model: bool = False, **spec: Any) -> AnyJudge:
-    """A judge: a compiled one from its artifact's folder, or one as in `assay.judges.loading.load_judge`.
+    """A judge: a compiled one from its artifact's folder, or one as in `assay.judges.loading.load_judge`. A judge's file of one's own, and an
+    artifact's, run their code; `trust=True` trusts an artifact that somebody else compiled.
 
     Args:
         own_model: a compiled judge that names no model asks the one that it was calibrated with, at its own address.
     """
     if not is_artifact(source):
+        demand_trust_around(source)
         return read_judge(source, find=functools.partial(load_judge, own_model=own_model), **spec)
     if spec:
         raise ConfigError(f"{source} is a compiled judge with its own {', '.join(sorted(spec))}")
@@ -325,7 +340,8 @@ def open_job(
         )  # fmt: skip
         if config.executor == "ray":
             checks = [c.check for c in checked.criteria if c.check]
-            made = functools.partial(_session_on_a_host, config, checked, name, run.run_id)
+            trusted = frozenset(entry.sha256 for entry in entries())
+            made = functools.partial(_session_on_a_host, config, checked, name, run.run_id, trusted)
             session.executor = RayExecutor(made, threads=run.threads, carried=checks)
             closing.callback(session.executor.close)
         if artifact is not None:
@@ -374,8 +390,10 @@ def _judge_lm(config: RunConfig, lm: LanguageModel, make: Callable[..., Language
     return make(name, temperature=0.1, **config.client("judge", name, lm))
 
 
-def _session_on_a_host(config: RunConfig, rubric: Rubric, program: str, run_id: str, outbox: Outbox) -> Session:
-    """A job's session on a host of a cluster: its own model, cache and meter; what it records waits in the outbox."""
+def _session_on_a_host(config: RunConfig, rubric: Rubric, program: str, run_id: str, trusted: frozenset[str], outbox: Outbox) -> Session:
+    """A job's session on a host of a cluster: its own model, cache and meter; what it records waits in the outbox. It trusts what the driver
+    trusts."""
+    accept(trusted)
     logging.getLogger("dspy").setLevel(logging.ERROR)
     recorder, meter = Recorder(outbox, run_id=run_id, replayable=True), Meter()  # type: ignore[arg-type]
     shared: dict[str, Any] = {"cache": ResponseCache(), "meter": meter, "observers": [recorder.observe], "seed": config.seed}

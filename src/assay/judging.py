@@ -17,6 +17,7 @@ from assay.datasets.memory import data_spec
 from assay.datasets.tasks import content_hash
 from assay.deployment import load_artifact, save_artifact
 from assay.deployment.artifact import check_loads
+from assay.deployment.trust import trusts
 from assay.errors import BudgetExceeded, ConfigError, DataError, MissingExtra
 from assay.finished import FinishedRun
 from assay.given import given_lm, takes
@@ -124,6 +125,7 @@ class JudgeReport(Shown):
         }
 
 
+@trusts
 @takes(JudgeRunConfig)
 def compile_judge(
     judge: str | Judge,

@@ -14,6 +14,7 @@ import dspy
 from assay import __version__
 from assay.deployment import load_artifact, save_artifact
 from assay.deployment.artifact import check_loads, source_of
+from assay.deployment.trust import trusting
 from assay.errors import ArtifactError, ProgramError
 from assay.jobs import Job
 from assay.optimizers import Student
@@ -53,7 +54,7 @@ def rehearsed(job: Job) -> list[str]:
     program, session = job.student.program, job.session
     notes = list(source_of(program, session.program_name, data=_data(job)).notes)
     _rubric_files(job)
-    with tempfile.TemporaryDirectory(prefix="assay-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="assay-") as scratch, trusting("once"):
         path = Path(scratch).resolve() / "artifact"
         try:
             save_artifact(path, program, _program_manifest(job, job.student, {}), splits={}, report="")

@@ -19,6 +19,7 @@ import dspy
 
 from assay.datasets import SPLITS, Task
 from assay.datasets.tasks import content_hash
+from assay.deployment.artifact import demand_trust_around
 from assay.errors import AssayError, ConfigError, FailureKind
 from assay.models import LanguageModel, with_recording
 from assay.models.failures import failure_of_run, is_own, unanswered
@@ -117,6 +118,8 @@ def record(
     if told.get("split", "") not in ("", *SPLITS):
         raise ConfigError(f"split={told['split']!r} must be one of {', '.join(SPLITS)}, or none")
     known = task if isinstance(task, Task) else _task_from(task)
+    if isinstance(rubric, str | Path):
+        demand_trust_around(rubric)
     scoring = load_rubric(rubric) if isinstance(rubric, str | Path) else rubric
     opened, recorder = _store(store)
     fields = {"task_id": known.id, "group_id": known.id, "task_type": known.task_type, "inputs": dict(known.inputs), "expected": dict(known.expected),

@@ -15,7 +15,7 @@ import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -33,6 +33,7 @@ _namespaces: dict[str, "_Namespace"] = {}  # by package name; those whose files 
 _current: dict[Path, "_Namespace"] = {}  # by root, in the order of their last use
 _moved: ContextVar[Mapping[str, str]] = ContextVar("assay_moved", default=MappingProxyType({}))
 _alone: ContextVar[bool] = ContextVar("assay_alone", default=False)
+_check: ContextVar[Callable[[str], None] | None] = ContextVar("assay_names_checked", default=None)
 
 
 class NoSuchFile(FileNotFoundError):
@@ -249,8 +250,10 @@ def located(name: str, *, folder: Path | None = None) -> tuple[ModuleType, str]:
     Raises:
         NoSuchFile: no such file.
         ImportError: no such module.
-        Exception: whatever the module raises.
+        Exception: whatever the module raises, or the check of `relocated`.
     """
+    if (check := _check.get()) is not None:
+        check(name if folder is None or not name.rpartition(":")[0].endswith(".py") else str(folder / name))
     module_name, _, attribute = _moved.get().get(name, name).rpartition(":")
     if module_name.endswith(".py"):
         return load_source((folder or Path()) / module_name), attribute
@@ -268,13 +271,18 @@ def attribute_of(name: str, *, folder: Path | None = None) -> Any:
 
 
 @contextmanager
-def relocated(places: Mapping[str, str]) -> Iterator[None]:
-    """Names that stand for others while it is open: an artifact's program is loaded from the artifact's own files."""
-    token = _moved.set({**_moved.get(), **places})
+def relocated(places: Mapping[str, str], *, check: Callable[[str], None] | None = None) -> Iterator[None]:
+    """Names that stand for others while it is open: an artifact's program is loaded from the artifact's own files.
+
+    Args:
+        check: is given every name before anything of it is imported, and raises where it may not be.
+    """
+    tokens = _moved.set({**_moved.get(), **places}), _check.set(check)
     try:
         yield
     finally:
-        _moved.reset(token)
+        _moved.reset(tokens[0])
+        _check.reset(tokens[1])
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import dspy
 
 from assay.api import evaluate
 from assay.datasets import Task
+from assay.deployment.trust import trusts
 from assay.errors import ConfigError
 from assay.given import takes
 from assay.jobs import Job, RunConfig, home_of, load_judge, load_rubric, open_job
@@ -62,6 +63,7 @@ class _TrainConfig(RunConfig):
     settings: str = ""
 
 
+@trusts
 @takes(PolicyConfig, _TrainConfig)
 def train(
     program: str | dspy.Module,
@@ -205,6 +207,7 @@ def _title(program: str, data: str, taken: Sequence[str]) -> str:
     return next(name for name in names if name not in taken)
 
 
+@trusts
 @takes(RunConfig)
 def compare(
     program: str, *, rubric: str | Path, data: str, models: tuple[str, str], progress: Progress | None = None, store: str | Path | None = None,
@@ -243,6 +246,7 @@ def compare(
     return found
 
 
+@trusts
 @takes(PolicyConfig)
 def train_offline(
     export: str | Path, *, name: str, algorithm: str = "grpo", resume: bool = False, progress: Progress | None = None, **options: Any

@@ -18,6 +18,7 @@ from assay.datasets.sources import iter_rows
 from assay.datasets.splits import renamed
 from assay.datasets.tasks import content_hash
 from assay.deployment.artifact import is_artifact, with_model_of
+from assay.deployment.trust import trusts
 from assay.errors import BudgetExceeded, ConfigError, ModelError
 from assay.given import given_lm, takes
 from assay.jobs import CommonConfig, load_judge, open_run
@@ -85,6 +86,7 @@ def _at_work(
         yield built, session
 
 
+@trusts
 @takes(_UseConfig)
 def audit_judge(
     judge: str | AnyJudge, *, cases: str | None = None, labels: str | None = None, attack: str | None = None, profile: str | None = None,
@@ -136,6 +138,7 @@ def _spent(session: Session) -> dict[str, Any]:
     return {"calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated, "tokens": usage.tokens, "cost_usd": usage.known_cost_usd}
 
 
+@trusts
 @takes(_UseConfig)
 def score_rows(
     judge: str | Judge, *, data: str, out: str | Path | None = None, lm: dspy.LM | None = None, store: str | Path | None = None,
@@ -204,6 +207,7 @@ def _write(path: Path, items: Sequence[Item], judged: Judged, values: Sequence[f
             file.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
 
 
+@trusts
 @takes(_UseConfig)
 def replay_anchors(
     judge: str | Judge, *, anchors: str | Path | None = None, freeze: str | None = None, lm: dspy.LM | None = None,

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import Console, json_option, keep, print_json, with_options
+from assay.cli.shared import Console, json_option, keep, print_json, trust_option, with_options
 
 __all__ = ["command"]
 
@@ -49,6 +49,7 @@ def _options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--most-copies", type=click.IntRange(1), default=3, show_default=True, help="Of a rollout, with --balance over."),
         click.option("--seed", type=click.IntRange(0), default=0, show_default=True),
         click.option("--licence", default="not stated", show_default=True, help="Of the data, for the manifest."),
+        trust_option(),
         json_option(),
     ]
     return with_options(function, options)

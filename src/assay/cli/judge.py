@@ -17,6 +17,7 @@ from assay.cli.shared import (
     reflection_endpoint,
     require_coverage,
     say_openings,
+    trust_option,
 )
 from assay.compilereport import dollars
 
@@ -68,6 +69,7 @@ for used in COMMANDS:
 @click.option("--resume", is_flag=True, help="Go on with this job's unfinished run.")
 @click.option("--no-preflight", is_flag=True, help="Skip the check, before anything is spent, that each model answers.")
 @min_coverage_option()
+@trust_option()
 @json_option()
 def compile_command(judge: str, **values: Any) -> None:
     """Compile JUDGE against people's labels, and report its agreement on sealed items beside the human ceiling.

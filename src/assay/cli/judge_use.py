@@ -7,7 +7,18 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import Console, Decorator, endpoint_options, json_option, keep, min_coverage_option, pairs, print_json, require_coverage
+from assay.cli.shared import (
+    Console,
+    Decorator,
+    endpoint_options,
+    json_option,
+    keep,
+    min_coverage_option,
+    pairs,
+    print_json,
+    require_coverage,
+    trust_option,
+)
 from assay.compilereport import dollars
 
 __all__ = ["COMMANDS"]
@@ -28,6 +39,7 @@ def _model_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--max-cost-usd", type=float, help="Stop after so many dollars."),
         _store,
         min_coverage_option(),
+        trust_option(),
         json_option(),
     ]
     for option in reversed(options):
@@ -228,6 +240,7 @@ def _show_drift(data: dict[str, Any]) -> None:
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the order.")
 @_scale
 @_store
+@trust_option()
 @json_option("What was labelled as one JSON object on standard output; the questions go to standard error.")
 def label_command(judge: str, rater: str | None, limit: int, rationale: bool, store: str | None, as_json: bool, **where: Any) -> None:
     """Judge rollouts of the store yourself, as JUDGE would be asked, and keep the labels in the store.
@@ -327,11 +340,12 @@ def forget_command(rater: str, store: str | None, as_json: bool) -> None:
 
 @click.command("lint")
 @click.argument("rubric")
+@trust_option()
 @json_option()
 def lint_command(rubric: str, as_json: bool) -> None:
     """Look for criteria in RUBRIC that ask two things, ask about what a judge cannot see, or stand twice. Exit code 1 if there are any."""
-    from assay.jobs import load_judge
-    from assay.rubrics import lint_rubric, load_rubric
+    from assay.jobs import load_judge, load_rubric
+    from assay.rubrics import lint_rubric
 
     found = lint_rubric(load_rubric(rubric), used=lambda name: load_judge(name).spec.text)
     if as_json:

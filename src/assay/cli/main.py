@@ -26,6 +26,7 @@ _COMMANDS = {
     "serve": "A gateway that records any agent: OpenAI, Responses, Anthropic.",
     "traces": "Look at what happened.",
     "train": "Train weights on exported traces.",
+    "trust": "Which artifacts of others may run their code.",
     "tune": "Search an agent's five parameters.",
 }
 

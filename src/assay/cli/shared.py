@@ -28,6 +28,7 @@ __all__ = [
     "run_options",
     "say_openings",
     "token_margin_option",
+    "trust_option",
     "warn_of_failures",
     "warn_of_gaps",
 ]
@@ -92,6 +93,7 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE."),
         click.option("--resume", is_flag=True, help="Go on with this job's unfinished run."),
         min_coverage_option(),
+        trust_option(),
         json_option(),
     ]
     return with_options(function, options)
@@ -171,6 +173,19 @@ def json_or_text(text: str) -> Any:
 def no_preflight_option() -> Decorator:
     """`--no-preflight`."""
     return click.option("--no-preflight", is_flag=True, help="Skip the check, before anything is spent, that the program runs and its judges answer.")
+
+
+def trust_option() -> Decorator:
+    """`--trust`: artifacts that the command loads are trusted, from now on."""
+
+    def trust_them(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+        if value:
+            from assay.deployment.trust import trusting
+
+            ctx.with_resource(trusting())
+
+    text = "Trust the artifacts given here, now and from now on: those of others may run code. See assay trust."
+    return click.option("--trust", is_flag=True, expose_value=False, callback=trust_them, help=text)
 
 
 def min_coverage_option() -> Decorator:

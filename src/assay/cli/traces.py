@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import min_coverage_option, print_json, require_coverage
+from assay.cli.shared import min_coverage_option, print_json, require_coverage, trust_option
 
 __all__ = ["command"]
 
@@ -274,6 +274,7 @@ def close(idle_minutes: float, store: str | None, as_json: bool) -> None:
 @click.option("--judge-api-base", metavar="URL", help="Address of an OpenAI-compatible server of --judge-model.")
 @click.option("--judge-api-key-env", metavar="NAME", help="Environment variable with its key; the provider's usual one by default.")
 @min_coverage_option()
+@trust_option()
 @_store
 @_json
 def score(rubric: str, runs: tuple[str, ...], again: bool, store: str | None, as_json: bool, **judge: Any) -> None:

@@ -18,6 +18,7 @@ from assay.cli.shared import (
     print_json,
     require_coverage,
     say_openings,
+    trust_option,
     with_options,
 )
 
@@ -58,6 +59,7 @@ def command() -> None:
 @click.option("--accelerate-config", type=click.Path(exists=True), help="Run in processes as this config of accelerate says.")
 @no_preflight_option()
 @min_coverage_option()
+@trust_option()
 @json_option()
 def sft(**values: Any) -> None:
     """A warm-up on the good rows of `assay export sft` (its folder), or on JSON lines with prompt and completion."""
@@ -187,6 +189,7 @@ def _policy_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--resume", is_flag=True, help="Go on from the last checkpoint."),
         no_preflight_option(),
         min_coverage_option(),
+        trust_option(),
         json_option(),
     ]
     return with_options(function, options)

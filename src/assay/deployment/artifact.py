@@ -1,10 +1,10 @@
 """Artifacts: a folder with the program's state (JSON, no pickle), its source files, a manifest and a report.
 
-Loading an artifact whose program is not a shipped or installed one runs the Python files in its folder `source`.
+Loading an artifact whose program is not a shipped or installed one runs the Python files in its folder `source`, which needs the user's trust
+(`assay.deployment.trust`) where it was compiled by somebody else. Nothing but programs is built (`assay.deployment.building`).
 """
 
 import functools
-import hashlib
 import json
 import os
 import shutil
@@ -16,6 +16,9 @@ from typing import Any
 
 import dspy
 
+from assay.deployment import trust
+from assay.deployment.building import check_name, check_program
+from assay.deployment.reading import FORMAT, RUBRIC, SOURCE, code_of, hash_of_files, hash_of_manifest, hash_of_text, read_json, verified
 from assay.errors import ArtifactError, ProgramError
 from assay.judges import Judge
 from assay.judges.base import rebuilt
@@ -24,14 +27,22 @@ from assay.models.roles import Endpoint
 from assay.programs import Agent, AgentParameters, program_state, restore_program
 from assay.programs.compose import Configured, EnsembleProgram, NearestDemos, is_agent
 from assay.programs.constructor import constructor_config
-from assay.sourcecode import attribute_of, qualified_name, relocated
+from assay.programs.loading import program_class
+from assay.sourcecode import qualified_name, relocated
 from assay.sourcefiles import FILES, SourceFiles
 
-__all__ = ["FORMAT", "Artifact", "check_loads", "check_pinned", "check_place", "is_artifact", "load_artifact", "save_artifact", "with_model_of"]
-
-FORMAT = 1
-SOURCE, RUBRIC = "source", "rubric"
-_FILES = ("program.json", "splits.json", "report.md")
+__all__ = [
+    "FORMAT",
+    "Artifact",
+    "check_loads",
+    "check_pinned",
+    "check_place",
+    "demand_trust_around",
+    "is_artifact",
+    "load_artifact",
+    "save_artifact",
+    "with_model_of",
+]
 
 
 @dataclass(frozen=True)
@@ -48,13 +59,25 @@ class Artifact:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where the model is asked that it was measured with."""
-        return Endpoint(self.manifest.get("api_base"), self.manifest.get("api_key_env"))
+        """Where the model is asked that it was measured with.
+
+        Raises:
+            UntrustedArtifact: prompts and a key would go where somebody else's artifact says.
+        """
+        address, variable = self.manifest.get("api_base"), self.manifest.get("api_key_env")
+        if address is not None or variable is not None:
+            what = f"the key in ${variable}" if variable else "prompts and the provider's key"
+            where = f"to {address}" if address else f"to the provider of {self.manifest['model']}"
+            trust.demand(self.manifest["sha256"], self.path, f"sends {what} {where}, unless a model is named")
+        return Endpoint(address, variable)
 
     def runnable(self) -> dspy.Module:
         """The program with the adapter and temperature it was compiled with, and its model where none is set in DSPy."""
         manifest = self.manifest
-        own = functools.partial(_own_lm, str(self.path), manifest["model"], self.endpoint, tuple(manifest.get("adapters") or ()))
+
+        def own() -> LanguageModel:  # its address is looked at where no other model is set
+            return _own_lm(str(self.path), manifest["model"], self.endpoint, tuple(manifest.get("adapters") or ()))
+
         return runnable(self.program, self.settings, own)
 
 
@@ -97,15 +120,16 @@ def save_artifact(
         "splits.json": json.dumps(splits),
         "report.md": report,
     }
-    whole = {"format": FORMAT, **manifest, "config": config, "files": {name: _sha(text) for name, text in texts.items()}}
+    whole = {"format": FORMAT, **manifest, "config": config, "files": {name: hash_of_text(text) for name, text in texts.items()}}
     copied = {f"{SOURCE}/{place}": content for place, content in source.files.items()} if source.names else {}
     if source.names:
-        whole["source"] = {"names": source.names, "files": _hashes(source.files)}
+        whole["source"] = {"names": source.names, "files": hash_of_files(source.files)}
     if rubric:
-        whole["rubric_files"] = _hashes(rubric)
+        whole["rubric_files"] = hash_of_files(rubric)
         copied |= {f"{RUBRIC}/{place}": content for place, content in rubric.items()}
     whole = json.loads(json.dumps(whole, ensure_ascii=False, default=str))  # as it will be read, so that its hash is the same
-    texts["manifest.json"] = json.dumps({**whole, "sha256": _manifest_sha(whole)}, indent=1, ensure_ascii=False)
+    whole["sha256"] = hash_of_manifest(whole)
+    texts["manifest.json"] = json.dumps(whole, indent=1, ensure_ascii=False)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".artifact-") as scratch:
@@ -117,9 +141,18 @@ def save_artifact(
                 target = ready / place
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(content)
-            return _place(ready, folder)
+            written = _place(ready, folder)
     except OSError as error:
         raise ArtifactError(f"cannot write the artifact to {folder}: {error}. Choose another folder with --out") from error
+    if _wants_trust(whole):
+        trust.allow(whole["sha256"], written)
+    return written
+
+
+def _wants_trust(manifest: Mapping[str, Any]) -> bool:
+    """Whether anything that can be done with an artifact needs the user's trust."""
+    endpoint = manifest.get("api_base") is not None or manifest.get("api_key_env") is not None
+    return endpoint or bool(code_of(manifest) or code_of(manifest, RUBRIC))
 
 
 def _built_from(inner: dspy.Module) -> dict[str, Any]:
@@ -155,10 +188,6 @@ def _data_of(manifest: Mapping[str, Any]) -> Path | None:
     return Path(spec).resolve() if isinstance(spec, str) else None
 
 
-def _hashes(files: Mapping[str, bytes]) -> dict[str, str]:
-    return {place: hashlib.sha256(content).hexdigest() for place, content in files.items()}
-
-
 def check_place(folder: Path) -> None:
     """Raises `ArtifactError` where `save_artifact` could not write, before a run that would end there."""
     try:
@@ -179,15 +208,6 @@ def _place(ready: Path, folder: Path) -> Path:
             shutil.move(file, target / file.name)
         return target
     raise OSError(f"{folder} and its numbered names are all taken")
-
-
-def _sha(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _manifest_sha(manifest: dict[str, Any]) -> str:
-    """Over everything in the manifest but this hash itself."""
-    return _sha(json.dumps({key: value for key, value in manifest.items() if key != "sha256"}, sort_keys=True))
 
 
 def check_loads(path: Path, program: dspy.Module) -> str | None:
@@ -241,33 +261,17 @@ def load_artifact(path: str | Path, *, program: dspy.Module | None = None) -> Ar
 
     Raises:
         ArtifactError: no artifact there, of a newer format, a file missing or changed since it was written, or its
-            program cannot be built here.
+            program is none or cannot be built here.
+        UntrustedArtifact: it holds code that somebody else wrote and the user has not trusted; see `assay.deployment.trust`.
     """
     folder = Path(path)
-    manifest = _read_json(folder / "manifest.json", folder)
-    version = manifest.get("format")
-    if not isinstance(version, int):
-        raise ArtifactError(f"{folder}: manifest.json has no format number: it is no assay artifact")
-    if version > FORMAT:
-        raise ArtifactError(f"{folder} has format {version}, this assay reads up to {FORMAT}: update assay")
-    changed = (
-        "was changed after the artifact was written. Compile again, or restore the file: a changed program is no longer the one that was measured"
-    )
-    if manifest.get("sha256") != _manifest_sha(manifest):
-        raise ArtifactError(f"{folder}: manifest.json {changed}")
-    for name in _FILES:
-        try:
-            text = (folder / name).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ArtifactError(f"{folder}: {name} cannot be read: {error}") from None
-        if _sha(text) != manifest.get("files", {}).get(name):
-            raise ArtifactError(f"{folder}: {name} {changed}")
-    _check_files(folder, RUBRIC, manifest.get("rubric_files") or {}, changed)
-    places = _checked_source(folder, manifest, changed)
+    manifest = verified(folder)
+    if program is None:
+        _demand_trust(folder, manifest)
+    if _wants_trust(manifest):
+        trust.remember(manifest["sha256"], folder)  # of one without code: its address
     try:
-        with relocated(places if program is None else {}):
-            fresh = program if program is not None else _judge_of(manifest)
-            program = restore_program(manifest["program"], manifest["config"], _read_json(folder / "program.json", folder), fresh)
+        program = _built(folder, manifest, program)
         settings = manifest["settings"]
         if is_agent(program):
             program.agent_parameters, program.adapter = AgentParameters.of(settings["parameters"]), settings["adapter"]
@@ -278,53 +282,55 @@ def load_artifact(path: str | Path, *, program: dspy.Module | None = None) -> Ar
             f"{folder}: {error}. A file that the program reads belongs into {FILES} of its module; a program that takes arguments which are not "
             "JSON (tools, clients) is loaded into an instance: assay.load(path, program=MyProgram(…))"
         ) from error
+    except ArtifactError as error:
+        raise ArtifactError(f"{folder}: {error}") from None
     except Exception as error:
         raise ArtifactError(f"{folder}: the program cannot be rebuilt: {type(error).__name__}: {error}") from error
     return Artifact(folder, program, manifest)
 
 
-def _judge_of(manifest: dict[str, Any]) -> Judge | None:
-    """A judge is built by its own rule, `assay.judges.base.rebuilt`: it may take no arguments, and ask no model."""
-    if manifest.get("kind") != "judge":
-        return None
-    found = attribute_of(manifest["program"])
-    return rebuilt(found if isinstance(found, type) else type(found), manifest["config"])
+def _demand_trust(folder: Path, manifest: Mapping[str, Any], kind: str = SOURCE) -> None:
+    """Raises `UntrustedArtifact` where Python files of an artifact would be run that the user has not trusted."""
+    if code := code_of(manifest, kind):
+        shown = ", ".join(code[:4]) + (f" and {len(code) - 4} more" if len(code) > 4 else "")
+        trust.demand(manifest["sha256"], folder, f"holds Python code that would be run ({shown})")
 
 
-def _checked_source(folder: Path, manifest: dict[str, Any], changed: str) -> dict[str, str]:
-    """Where the artifact's own source files are, by the names they are loaded by; every file is checked before any of them is run.
+def demand_trust_around(path: str | Path) -> None:
+    """Of a rubric's or judge's file that lies in an artifact: its checks are the artifact's code, and need the same trust.
 
     Raises:
-        ArtifactError: a file is missing, changed, or not in the manifest.
+        ArtifactError: the artifact is not as it was written. UntrustedArtifact: its code is not trusted.
     """
-    source = manifest.get("source")
-    if source is None:
-        return {}
-    _check_files(folder, SOURCE, source["files"], changed)
-    return {name: f"{(folder / SOURCE).resolve()}/{place}" for name, place in source["names"].items()}
+    place = Path(path).resolve()
+    around = next((folder for folder in place.parents if is_artifact(folder) and place.is_relative_to(folder / RUBRIC)), None)
+    if around is not None:
+        _demand_trust(around, verified(around), RUBRIC)
 
 
-def _check_files(folder: Path, kind: str, files: Mapping[str, str], changed: str) -> None:
-    home = folder / kind
-    there = {path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file() and path.parent.name != "__pycache__"}
-    if extra := sorted(there - files.keys()):
-        raise ArtifactError(f"{folder}: {kind}/{extra[0]} is not in the manifest: remove it, or compile again")
-    for place, sha in files.items():
-        try:
-            content = (home / place).read_bytes()
-        except OSError as error:
-            raise ArtifactError(f"{folder}: {kind}/{place} cannot be read: {error}") from None
-        if hashlib.sha256(content).hexdigest() != sha:
-            raise ArtifactError(f"{folder}: {kind}/{place} {changed}")
+def _built(folder: Path, manifest: dict[str, Any], given: dspy.Module | None) -> dspy.Module:
+    """The program of a manifest, from its name or into what is given.
+
+    Raises:
+        ArtifactError: its name stands for nothing that is built from an artifact. ProgramError: it cannot be built.
+    """
+    home = (folder / SOURCE).resolve()
+    places = {} if given is not None else {name: f"{home}/{place}" for name, place in ((manifest.get("source") or {}).get("names") or {}).items()}
+
+    def check(name: str) -> None:
+        check_name(name, travelling=places.keys(), home=home)
+
+    with relocated(places, check=check):
+        if given is None:
+            given = _fresh(manifest, travels=manifest["program"] in places, check=check)
+        return restore_program(manifest["program"], manifest["config"], read_json(folder / "program.json", folder), given)
 
 
-def _read_json(path: Path, folder: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ArtifactError(f"{folder} is no artifact: it has no {path.name}") from None
-    except (OSError, ValueError) as error:
-        raise ArtifactError(f"{path} cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise ArtifactError(f"{path} does not hold an object")
-    return found
+def _fresh(manifest: dict[str, Any], *, travels: bool, check: Callable[[str], None]) -> dspy.Module | None:
+    """A judge is built by its own rule, `assay.judges.base.rebuilt`: it may take no arguments, and ask no model. None of other programs, which
+    are built by their name once that is known to be a program's."""
+    name, judge = str(manifest["program"]), manifest.get("kind") == "judge"
+    check(name)
+    found = program_class(name)
+    check_program(name, found, travels=travels, judge=judge)
+    return rebuilt(found if isinstance(found, type) else type(found), manifest["config"]) if judge else None

@@ -71,9 +71,9 @@ def load_judge(source: str | Path, *, find: Find | None = None, **spec: Any) -> 
         return _from_yaml(path, find or load_judge)
     if " " not in text.strip() and ":" in text:
         found = import_check(text)
-        judge = found() if isinstance(found, type) else found
-        if not isinstance(judge, AnyJudge):
-            raise RubricError(f"{text!r} is a {type(judge).__name__}, not a judge")
+        if not issubclass(found if isinstance(found, type) else type(found), (Judge, ListwiseJudge)):  # before anything is called
+            raise RubricError(f"{text!r} is {f'the class {found.__name__}' if isinstance(found, type) else f'a {type(found).__name__}'}, not a judge")
+        judge: Any = found() if isinstance(found, type) else found
         return judge
     if " " not in text.strip():
         raise RubricError(f"no judge is called {text!r}: give a .yaml file, file.py:NAME, package.module:NAME, an artifact's folder, or a sentence")

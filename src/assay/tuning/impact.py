@@ -7,6 +7,7 @@ from typing import Any
 
 import dspy
 
+from assay.deployment.trust import trusts
 from assay.errors import ConfigError, MissingExtra
 from assay.given import given_lm, given_program, takes
 from assay.jobs import home_of, open_job, salt_at
@@ -52,6 +53,7 @@ class ImpactReport(Shown):
         }  # fmt: skip
 
 
+@trusts
 @takes(TuneConfig)
 def parameter_impact(
     program: Any,

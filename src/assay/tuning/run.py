@@ -10,6 +10,7 @@ import dspy
 from assay.anchors import replay_of_rubric
 from assay.datasets import Task
 from assay.deployment.artifact import check_place, is_artifact
+from assay.deployment.trust import trusts
 from assay.errors import BudgetExceeded, ConfigError, MissingExtra
 from assay.given import given_lm, given_program, takes
 from assay.jobs import Job, home_of, open_job, salt_at
@@ -38,6 +39,7 @@ __all__ = ["tune"]
 _SIDES = ("default", "tuned")
 
 
+@trusts
 @takes(TuneConfig)
 def tune(
     program: Any,

@@ -1,0 +1,62 @@
+"""`assay trust`: list, add, remove."""
+
+import click
+
+from assay.cli.shared import print_json
+
+__all__ = ["command"]
+
+
+@click.group("trust")
+def command() -> None:
+    """Which artifacts of others may run their code here.
+
+    An artifact that you compiled is trusted. One that somebody else compiled, and that holds source files, is loaded only once you have trusted
+    its content: with --trust on the command that loads it, or with `assay trust add`.
+    """
+
+
+@command.command("list")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, nothing else.")
+def list_(as_json: bool) -> None:
+    """What is trusted: hash, when, and where it was then."""
+    from dataclasses import asdict
+
+    from assay.deployment.trust import entries, trust_file
+
+    found = entries()
+    if as_json:
+        print_json({"file": str(trust_file()), "trusted": [asdict(entry) for entry in found]})
+        return
+    if not found:
+        click.echo(f"nothing is trusted yet ({trust_file()})", err=True)
+    for entry in found:
+        click.echo(f"{entry.sha256[:12]}  {entry.added_at}  {entry.path}")
+
+
+@command.command("add")
+@click.argument("artifacts", nargs=-1, required=True, metavar="ARTIFACT...")
+def add(artifacts: tuple[str, ...]) -> None:
+    """Trust the content of artifacts as it is now. Nothing of them is run."""
+    from pathlib import Path
+
+    from assay.deployment.reading import RUBRIC, code_of, verified
+    from assay.deployment.trust import add as trust
+
+    for artifact in artifacts:
+        manifest = verified(Path(artifact))
+        trust(manifest["sha256"], artifact)
+        click.echo(f"trusted {manifest['sha256'][:12]}  {artifact}")
+        for place in [*code_of(manifest), *code_of(manifest, RUBRIC)]:
+            click.echo(f"  runs {artifact}/{place}")
+
+
+@command.command("remove")
+@click.argument("names", nargs=-1, required=True, metavar="ARTIFACT_OR_HASH...")
+def remove(names: tuple[str, ...]) -> None:
+    """Take trust back, by the path that was trusted or the first digits of the hash."""
+    from assay.deployment.trust import remove as distrust
+
+    for name in names:
+        for entry in distrust(name):
+            click.echo(f"no longer trusted: {entry.sha256[:12]}  {entry.path}")

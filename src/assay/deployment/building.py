@@ -1,0 +1,83 @@
+"""What the name of a program in an artifact may stand for. Checked before anything of that name is imported, called or instantiated.
+
+Does not build programs: `assay.programs.restore_program` does.
+"""
+
+import inspect
+import sys
+from collections.abc import Collection
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+import dspy
+
+from assay.errors import ArtifactError
+from assay.judges import Judge, ListwiseJudge
+from assay.programs.loading import SHIPPED
+from assay.sourcefiles import is_own
+
+__all__ = ["check_name", "check_program"]
+
+
+def check_name(name: str, *, travelling: Collection[str], home: Path) -> None:
+    """Refuses names of code that is neither installed nor in the artifact. Imports nothing.
+
+    Args:
+        name: of a program or judge, as `package.module:NAME` or `file.py:NAME`.
+        travelling: names whose source is in the artifact.
+        home: the folder of that source; files below it are the artifact's own.
+    Raises:
+        ArtifactError: it is neither.
+    """
+    if name in SHIPPED or name in travelling:
+        return
+    module, colon, attribute = name.rpartition(":")
+    if module.endswith(".py"):
+        if Path(module).resolve().is_relative_to(home.resolve()):
+            return
+        raise ArtifactError(f"it names {name!r}, a file outside of it: an artifact runs its own source files and installed packages")
+    parts = module.split(".")
+    if not colon or not attribute or not all(part.isidentifier() for part in parts):
+        raise ArtifactError(f"it names {name!r}, which is neither a shipped program nor package.module:NAME")
+    if module == "__main__":  # what the user runs, loaded already
+        return
+    if parts[0] in sys.stdlib_module_names:
+        raise ArtifactError(f"it names {name!r} of the standard library: only dspy.Module and BaseAgent classes are built")
+    if not _is_installed(parts):
+        raise ArtifactError(f"it names {name!r}, and {module} is neither an installed package nor in the artifact: install it, or compile again")
+
+
+def _is_installed(parts: list[str]) -> bool:
+    """Whether Python finds a module in an installed package. Looks for files and imports none of its parents."""
+    places: list[str] | None = None
+    for at in range(len(parts)):
+        spec = PathFinder.find_spec(".".join(parts[: at + 1]), places)
+        if spec is None:
+            return False
+        if spec.origin is not None and is_own(Path(spec.origin)):
+            return False  # a file of the working directory or of the user's own: it would have come with the artifact
+        places = list(spec.submodule_search_locations or [])
+    return spec is not None and spec.origin is not None
+
+
+def check_program(name: str, found: Any, *, travels: bool, judge: bool) -> None:
+    """Refuses what is no program: nothing but a `dspy.Module`, a class of one or of an agent is built.
+
+    Args:
+        found: what the name stands for.
+        travels: its source is in the artifact, which was trusted; then it may also be a function that is defined there.
+        judge: it must be a judge.
+    Raises:
+        ArtifactError: it is none.
+    """
+    kinds = (Judge, ListwiseJudge) if judge else (dspy.Module,)
+    kind = found if isinstance(found, type) else type(found)
+    if issubclass(kind, kinds):
+        return
+    agent = isinstance(found, type) and all(callable(getattr(found, part, None)) for part in ("execute", "set_parameters"))
+    if not judge and (agent or (travels and inspect.isfunction(found))):
+        return
+    what = f"the class {kind.__qualname__}" if isinstance(found, type) else f"a {kind.__name__}"
+    wanted = "a judge" if judge else "a dspy.Module, or a class of one or of a BaseAgent"
+    raise ArtifactError(f"its program {name!r} is {what}, not {wanted}: nothing else is built from an artifact")

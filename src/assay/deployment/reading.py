@@ -1,0 +1,144 @@
+"""Reads an artifact's files and checks all of them against the manifest, before any is used. Runs no code of the artifact.
+
+Everything has a limit: the number of files, the size of each, and plain files alone, so that a prepared folder can neither fill the memory nor
+lead outside of itself.
+"""
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from assay.errors import ArtifactError
+
+__all__ = ["FORMAT", "RUBRIC", "SOURCE", "code_of", "hash_of_files", "hash_of_manifest", "hash_of_text", "read_json", "verified"]
+
+FORMAT = 1
+SOURCE, RUBRIC = "source", "rubric"
+_FILES = ("program.json", "splits.json", "report.md")
+_MOST_FILES = 10_000  # of the whole folder
+_MOST_BYTES = 256 * 2**20  # of one file; a program's state with all its demonstrations is a few MB
+_CHANGED = "was changed after the artifact was written. Compile again, or restore the file: a changed program is no longer the one that was measured"
+
+
+def verified(folder: Path) -> dict[str, Any]:
+    """The manifest of an artifact whose files are all as they were written.
+
+    Raises:
+        ArtifactError: no artifact there, of a newer format, a file missing, changed, too large or not in the manifest, or a link in its place.
+    """
+    manifest = read_json(folder / "manifest.json", folder)
+    version = manifest.get("format")
+    if not isinstance(version, int):
+        raise ArtifactError(f"{folder}: manifest.json has no format number: it is no assay artifact")
+    if version > FORMAT:
+        raise ArtifactError(f"{folder} has format {version}, this assay reads up to {FORMAT}: update assay")
+    if manifest.get("sha256") != hash_of_manifest(manifest):
+        raise ArtifactError(f"{folder}: manifest.json {_CHANGED}")
+    _check_plain(folder)
+    for name in _FILES:
+        if _hash_of_file(folder / name, folder) != _mapping(manifest, "files", folder).get(name):
+            raise ArtifactError(f"{folder}: {name} {_CHANGED}")
+    _check_files(folder, RUBRIC, _mapping(manifest, "rubric_files", folder))
+    source = _mapping(manifest, "source", folder)
+    if source:
+        files = _mapping(source, "files", folder)
+        _check_files(folder, SOURCE, files)
+        if strange := [name for name, place in _mapping(source, "names", folder).items() if str(place).rpartition(":")[0] not in files]:
+            raise ArtifactError(f"{folder}: the source of {strange[0]!r} is not in the manifest: compile again")
+    return manifest
+
+
+def code_of(manifest: Mapping[str, Any], kind: str = SOURCE) -> list[str]:
+    """The Python files of an artifact's source, or of its rubric, by their places."""
+    files = (manifest.get("source") or {}).get("files") or {} if kind == SOURCE else manifest.get("rubric_files") or {}
+    return [f"{kind}/{place}" for place in files if kind == SOURCE or place.endswith(".py")]
+
+
+def hash_of_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def hash_of_manifest(manifest: Mapping[str, Any]) -> str:
+    """Over everything in the manifest but this hash itself; with it over all files of the artifact, whose hashes stand there."""
+    return hash_of_text(json.dumps({key: value for key, value in manifest.items() if key != "sha256"}, sort_keys=True))
+
+
+def hash_of_files(files: Mapping[str, bytes]) -> dict[str, str]:
+    return {place: hashlib.sha256(content).hexdigest() for place, content in files.items()}
+
+
+def read_json(path: Path, folder: Path) -> dict[str, Any]:
+    """The object in a JSON file of an artifact.
+
+    Raises:
+        ArtifactError: there is none, or it is larger than an artifact's file may be.
+    """
+    try:
+        found = json.loads(_content(path, folder))
+    except FileNotFoundError:
+        raise ArtifactError(f"{folder} is no artifact: it has no {path.name}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"{path} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise ArtifactError(f"{path} does not hold an object")
+    return found
+
+
+def _mapping(found: Mapping[str, Any], name: str, folder: Path) -> Mapping[str, Any]:
+    value = found.get(name)
+    if not isinstance(value, dict | None):
+        raise ArtifactError(f"{folder}: {name} in manifest.json is a {type(value).__name__}, not an object")
+    return value or {}
+
+
+def _content(path: Path, folder: Path) -> bytes:
+    """Of a plain file that is not too large; a pipe in its place would be waited for for ever."""
+    status = os.lstat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise ArtifactError(f"{folder}: {path.name} is not a plain file: an artifact has no links and no devices")
+    if status.st_size > _MOST_BYTES:
+        raise ArtifactError(f"{folder}: {path.name} has {status.st_size / 2**20:.0f} MiB, at most {_MOST_BYTES // 2**20} are read")
+    with open(path, "rb") as file:
+        return file.read(_MOST_BYTES + 1)
+
+
+def _hash_of_file(path: Path, folder: Path) -> str:
+    try:
+        return hashlib.sha256(_content(path, folder)).hexdigest()
+    except OSError as error:
+        raise ArtifactError(f"{folder}: {path.relative_to(folder).as_posix()} cannot be read: {error}") from None
+
+
+def _check_plain(folder: Path) -> None:
+    """The folder holds files and folders alone. What a link leads to is outside of what was hashed, and may change."""
+    waiting, count = [folder.resolve()], 0
+    while waiting:
+        try:
+            entries = list(os.scandir(waiting.pop()))
+        except OSError as error:
+            raise ArtifactError(f"{folder} cannot be read: {error}") from None
+        for entry in entries:
+            count += 1
+            if count > _MOST_FILES:
+                raise ArtifactError(f"{folder} has more than {_MOST_FILES} files: it is no artifact of assay's")
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(Path(entry.path))
+            elif not entry.is_file(follow_symlinks=False):
+                place = Path(entry.path).relative_to(folder.resolve()).as_posix()
+                raise ArtifactError(f"{folder}: {place} is a link or a device; an artifact holds plain files alone. Copy the file itself")
+
+
+def _check_files(folder: Path, kind: str, files: Mapping[str, Any]) -> None:
+    home = folder / kind
+    there = {path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file() and path.parent.name != "__pycache__"}
+    if extra := sorted(there - files.keys()):
+        raise ArtifactError(f"{folder}: {kind}/{extra[0]} is not in the manifest: remove it, or compile again")
+    for place, sha in files.items():
+        if Path(place).is_absolute() or ".." in Path(place).parts:
+            raise ArtifactError(f"{folder}: {kind}/{place} leads out of the artifact")
+        if _hash_of_file(home / place, folder) != sha:
+            raise ArtifactError(f"{folder}: {kind}/{place} {_CHANGED}")

@@ -1,0 +1,280 @@
+"""Artifacts of strangers: nothing but programs is built, and their code runs only where the user has trusted it."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+
+import assay
+from assay.api import run
+from assay.deployment import load_artifact, save_artifact
+from assay.deployment.reading import hash_of_manifest
+from assay.deployment.trust import UntrustedArtifact, entries, is_trusted, trust_file, trusting
+from assay.errors import ArtifactError, AssayError, RubricError
+from assay.jobs import load_judge
+from assay.judges import PointwiseJudge
+from assay.programs import load_program
+from assay.testing import scripted_lm
+
+AGENT = """
+import pathlib
+import dspy
+pathlib.Path({mark!r}).touch()
+
+class QA(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.answer = dspy.Predict("question -> answer")
+
+    def forward(self, question):
+        return self.answer(question=question)
+"""
+JUDGE = """
+import pathlib
+from assay.judges import Judge
+pathlib.Path({mark!r}).touch()
+
+class Kind(Judge):
+    def __init__(self):
+        super().__init__("Is it kind?")
+
+    def read(self, given):
+        return None, "yes"
+"""
+SETTINGS: dict[str, Any] = {"adapter": None, "parameters": {}}
+
+
+@pytest.fixture(autouse=True)
+def list_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("ASSAY_HOME", raising=False)
+    return trust_file()
+
+
+def forged(artifact: Path, **changes: Any) -> Path:
+    """The artifact with other values in its manifest, and hashes that fit them."""
+    place = artifact / "manifest.json"
+    manifest = {**json.loads(place.read_text()), **changes}
+    place.write_text(json.dumps({**manifest, "sha256": hash_of_manifest(manifest)}))
+    return artifact
+
+
+def shipped(folder: Path, **changes: Any) -> Path:
+    """An artifact of a shipped program, which needs no trust."""
+    program = load_program("math_qa")
+    settings = {"adapter": "json", "parameters": program.agent_parameters.model_dump()}
+    written = save_artifact(folder, program, {"program": "math_qa", "model": "scripted/model", "settings": settings}, splits={}, report="")
+    return forged(written, **changes) if changes else written
+
+
+def with_source(folder: Path, text: str = AGENT, name: str = "QA", **more: Any) -> tuple[Path, Path]:
+    """An artifact that somebody else compiled, with source; and the file that its code makes when it is run."""
+    mark = folder.with_name("ran")
+    source = folder.with_name("theirs") / "agent.py"
+    source.parent.mkdir()
+    source.write_text(text.format(mark=str(mark)))
+    manifest = {"program": f"{source}:{name}", "model": "scripted/model", "settings": SETTINGS, **more}
+    written = save_artifact(folder, load_program(f"{source}:{name}"), manifest, splits={}, report="")
+    mark.unlink()
+    trust_file().unlink()
+    shutil.rmtree(source.parent)
+    return written, mark
+
+
+def cli(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "assay", *words], capture_output=True, text=True, env={**os.environ}, timeout=120, check=False)
+
+
+@pytest.mark.parametrize(
+    ("program", "config"),
+    [
+        ("os:system", {"command": "touch ran"}),
+        ("subprocess:Popen", {"args": ["touch", "ran"]}),
+        ("shutil:rmtree", {"path": "precious"}),
+        ("pip._internal.utils.subprocess:call_subprocess", {"cmd": ["touch", "ran"], "command_desc": "x"}),
+        ("assay.deployment.reading:os.system", {"command": "touch ran"}),
+        ("beside.py:QA", {}),
+        ("beside:QA", {}),
+        ("../beside.py:QA", {}),
+    ],
+)
+@pytest.mark.parametrize("kind", [None, "judge"])
+@pytest.mark.parametrize("trusted", [False, True])
+def test_names_of_anything_but_programs_are_refused_and_not_called(
+    own_folder: Path, program: str, config: dict[str, Any], kind: str | None, trusted: bool
+) -> None:
+    Path("precious").mkdir()
+    Path("beside.py").write_text(AGENT.format(mark="ran"))
+    artifact = shipped(own_folder / "a", program=program, config=config, kind=kind)
+    sys.path.insert(0, str(own_folder))  # as `python -m` and scripts have it
+    try:
+        with trusting(trusted), pytest.raises(ArtifactError, match=r"it names|nothing else is built"):
+            load_artifact(artifact)
+    finally:
+        sys.path.remove(str(own_folder))
+    assert Path("precious").is_dir()
+    assert not Path("ran").exists()
+
+
+def test_a_rubric_whose_judge_is_such_an_artifact_runs_nothing(own_folder: Path) -> None:
+    shipped(own_folder / "j", program="os:system", config={"command": "touch ran"}, kind="judge")
+    Path("r.yaml").write_text("name: r\ncriteria:\n- {name: good, judge: {use: j}}\n")
+    lm = scripted_lm(lambda r: "yes")
+    with pytest.raises(AssayError, match="standard library"):
+        assay.load_rubric("r.yaml", judge_lm=lm).score({"inputs": {"q": "a"}}, "b")
+    assert not Path("ran").exists()
+
+
+@pytest.mark.parametrize("name", ["subprocess:Popen", "os:system", "collections:OrderedDict"])
+def test_a_judge_by_name_must_be_one_before_it_is_built(name: str) -> None:
+    with pytest.raises(RubricError, match="not a judge"):
+        load_judge(name)
+
+
+def test_source_of_others_is_not_run_until_its_content_is_trusted(own_folder: Path) -> None:
+    artifact, mark = with_source(own_folder / "a")
+    with pytest.raises(UntrustedArtifact, match=r"source/agent\.py") as refused:
+        assay.load(artifact)
+    assert "--trust" in refused.value.flag
+    assert not mark.exists()
+    lm = scripted_lm(lambda r: "[[ ## answer ## ]]\n4\n\n[[ ## completed ## ]]")
+    with dspy.context(lm=lm, adapter=dspy.ChatAdapter()):
+        assert assay.load(artifact, trust=True)(question="?").answer == "4"
+        assert mark.exists()
+        elsewhere = shutil.copytree(artifact, own_folder / "copied")  # the content is trusted, wherever it is
+        assert assay.load(elsewhere)(question="?").answer == "4"
+    sha = hashlib.sha256(b"dspy").hexdigest()
+    changed = forged(elsewhere, weights=sha)
+    with pytest.raises(UntrustedArtifact):
+        assay.load(changed)
+
+
+def test_what_one_compiled_oneself_is_trusted(own_folder: Path) -> None:
+    Path("agent.py").write_text(AGENT.format(mark="ran"))
+    written = save_artifact(own_folder / "a", load_program("agent.py:QA"), {"program": "agent.py:QA", "settings": SETTINGS}, splits={}, report="")
+    assert [entry.path for entry in entries()] == [str(written)]
+    load_artifact(written)
+    shipped(own_folder / "b")
+    assert len(entries()) == 1  # nothing of it needs trust
+
+
+def test_an_instance_is_loaded_into_without_running_the_artifacts_source(own_folder: Path) -> None:
+    artifact, mark = with_source(own_folder / "a")
+
+    class Mine(dspy.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.answer = dspy.Predict("question -> answer")
+
+    assert load_artifact(artifact, program=Mine()).program.answer is not None
+    assert not mark.exists()
+
+
+def test_a_judge_of_others_in_a_rubric_needs_trust(own_folder: Path) -> None:
+    artifact, mark = with_source(own_folder / "j", JUDGE, "Kind", kind="judge")
+    Path("r.yaml").write_text("name: r\ncriteria:\n- {name: kind, judge: {use: j}}\n")
+    task = {"inputs": {"q": "a"}}
+    with pytest.raises(UntrustedArtifact):
+        assay.load_rubric("r.yaml", judge_lm=scripted_lm(lambda r: "")).score(task, "b")
+    assert not mark.exists()
+    assert assay.load_rubric("r.yaml", judge_lm=scripted_lm(lambda r: ""), trust=True).score(task, "b").value == 1.0
+    assert is_trusted(json.loads((artifact / "manifest.json").read_text())["sha256"])
+
+
+def test_a_rubric_that_lies_in_an_artifact_needs_the_artifacts_trust(own_folder: Path) -> None:
+    code = b"import pathlib\npathlib.Path('ran').touch()\ndef right(task, prediction, rollout): return 1.0\n"
+    rubric = {"rubric.yaml": b"name: r\ncriteria:\n- {name: right, check: 'code/c.py:right'}\n", "code/c.py": code}
+    manifest = {"program": "math_qa", "settings": {"adapter": "json", "parameters": {}}}
+    artifact = save_artifact(own_folder / "a", load_program("math_qa"), manifest, splits={}, report="", rubric=rubric)
+    trust_file().unlink()
+    load_artifact(artifact)  # the program is a shipped one
+    with pytest.raises(UntrustedArtifact, match=r"rubric/code/c\.py"):
+        assay.load_rubric(artifact / "rubric" / "rubric.yaml")
+    assert not Path("ran").exists()
+    assert assay.load_rubric(artifact / "rubric" / "rubric.yaml", trust=True).name == "r"
+
+
+def test_the_address_in_an_artifact_of_others_gets_no_key(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_SECRET", "k")
+    artifact = shipped(own_folder / "a", api_base="http://127.0.0.1:9/v1", api_key_env="MY_SECRET", model="openai/m")
+    program = assay.load(artifact)  # loads, and asks whatever model is set
+    with pytest.raises(UntrustedArtifact, match=r"MY_SECRET.*127\.0\.0\.1"), dspy.context(lm=None):
+        program(question="1+1")
+    with pytest.raises(UntrustedArtifact):
+        run(artifact, {"question": "1+1"})
+    assay.load(artifact, trust=True)
+    assert load_artifact(artifact).endpoint.api_base == "http://127.0.0.1:9/v1"
+
+
+def test_trust_is_given_listed_and_taken_back_on_the_command_line(own_folder: Path) -> None:
+    artifact, mark = with_source(own_folder / "a")
+    refused = cli("run", str(artifact), "question=?", "--model", "openai/m", "--api-base", "http://127.0.0.1:9/v1")
+    assert refused.returncode == 1
+    assert "assay trust add" in refused.stderr
+    assert not mark.exists()
+    assert f"runs {artifact}/source/agent.py" in cli("trust", "add", str(artifact)).stdout
+    assert not mark.exists()
+    listed = json.loads(cli("trust", "list", "--json").stdout)
+    assert [entry["path"] for entry in listed["trusted"]] == [str(artifact)]
+    load_artifact(artifact)
+    assert mark.exists()
+    assert "no longer trusted" in cli("trust", "remove", listed["trusted"][0]["sha256"][:8]).stdout
+    with pytest.raises(UntrustedArtifact):
+        load_artifact(artifact)
+    assert cli("trust", "remove", str(artifact)).returncode == 2
+    cli("run", str(artifact), "question=?", "--trust", "--model", "openai/m", "--api-base", "http://127.0.0.1:9/v1")
+    assert len(entries()) == 1
+
+
+def test_a_list_that_cannot_be_read_trusts_nothing(own_folder: Path, list_of_its_own: Path) -> None:
+    artifact, _ = with_source(own_folder / "a")
+    list_of_its_own.write_text('not JSON\n["sha256"]\n')
+    with pytest.raises(UntrustedArtifact):
+        load_artifact(artifact)
+
+
+def test_links_pipes_and_paths_out_of_an_artifact_are_refused(own_folder: Path) -> None:
+    Path("secret").write_text("s")
+    linked = shipped(own_folder / "linked")
+    (linked / "notes.txt").symlink_to(own_folder / "secret")
+    with pytest.raises(ArtifactError, match=r"notes\.txt is a link"):
+        load_artifact(linked)
+    piped = shipped(own_folder / "piped")
+    (piped / "program.json").unlink()
+    os.mkfifo(piped / "program.json")
+    with pytest.raises(ArtifactError, match=r"program\.json is a link or a device"):
+        load_artifact(piped)
+    sha = hashlib.sha256(b"s").hexdigest()
+    leading = shipped(own_folder / "leading", source={"names": {}, "files": {"../../secret": sha}})
+    with pytest.raises(ArtifactError, match="leads out"):
+        load_artifact(leading)
+
+
+def test_a_manifest_has_a_limit_on_size_and_depth(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = shipped(own_folder / "deep")
+    (deep / "manifest.json").write_text("[" * 200_000)
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        load_artifact(deep)
+    big = shipped(own_folder / "big")
+    os.truncate(big / "manifest.json", 300 * 2**20)  # sparse
+    with pytest.raises(ArtifactError, match="300 MiB"):
+        load_artifact(big)
+    many = shipped(own_folder / "many")
+    monkeypatch.setattr("assay.deployment.reading._MOST_FILES", 3)
+    with pytest.raises(ArtifactError, match="more than 3 files"):
+        load_artifact(many)
+
+
+def test_a_compiled_judge_that_ships_with_assay_needs_no_trust(own_folder: Path) -> None:
+    judge = PointwiseJudge("Is it good?")
+    manifest = {"program": "assay.judges:PointwiseJudge", "kind": "judge", "model": "scripted/model", "settings": SETTINGS}
+    written = save_artifact(own_folder / "j", judge, manifest, splits={}, report="")
+    assert entries() == []
+    assert isinstance(load_judge(written), PointwiseJudge)
