@@ -28,7 +28,7 @@ from assay.judges.loading import load_judge as read_judge
 from assay.models import Caps, LanguageModel, Meter, ResponseCache, get_lm, with_recording
 from assay.models.lm import has_provider
 from assay.models.meter import spent_before
-from assay.models.roles import Endpoint, is_embedded
+from assay.models.roles import Endpoint, check_address, is_embedded
 from assay.optimizers import Progress, Session, Student
 from assay.optimizers.evaluation import finished_runs
 from assay.optimizers.executors import EXECUTORS, Outbox, RayExecutor
@@ -108,6 +108,8 @@ class CommonConfig:
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads={self.threads!r} must be at least 1")
         check_sizes(self.sizes)
+        for name in ("api_base", "judge_api_base", "reflection_api_base"):  # before any of them is stored
+            check_address(getattr(self, name, None), name)
 
     @property
     def caps(self) -> Caps:

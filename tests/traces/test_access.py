@@ -3,8 +3,6 @@
 import json
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import pytest
 
 from assay.errors import ConfigError
-from assay.testing.serving import post, served
+from assay.testing.serving import asked, post, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store
 from assay.traces.gateway import Gateway
@@ -54,16 +52,6 @@ def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
         gateway = Gateway(store, upstream_of("m", base=behind, **options.pop("upstream", {"key": "upstream-secret"})), **options)
         with served(gateway.app()) as url:
             yield Stage(gateway, upstream, url)
-
-
-def asked(method: str, url: str, body: Any, **headers: str) -> tuple[int, str]:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data=data, method=method, headers={"Content-Type": "application/json", **headers})
-    try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
 
 
 def managed(stage: Stage, rollout: str, **headers: str) -> dict[str, int]:

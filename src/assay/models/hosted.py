@@ -13,6 +13,8 @@ from dspy.clients.lm15_boundary import request_kwargs
 from dspy.utils.exceptions import ContextWindowExceededError, LMServerError
 
 from assay.models.answers import failure_in, text_of, with_completion
+from assay.models.redirects import no_redirects
+from assay.models.roles import check_address
 
 __all__ = ["HostedBackend", "quiet_litellm"]
 
@@ -43,6 +45,7 @@ class HostedBackend:
         self._no_schema = False  # the server has refused one
         # another server may serve other weights under the same name
         self.address = str(self.lm.kwargs.get("api_base") or self.lm.kwargs.get("base_url") or "")
+        check_address(self.address, instead="give the key as api_key")
 
     @property
     def supports_function_calling(self) -> bool:
@@ -83,7 +86,7 @@ class HostedBackend:
     def complete(self, request: lm15.Request) -> tuple[lm15.Response, float | None]:
         # `execute` (not the public call) because only its result carries the price. Without the caller's stream: the engine above sends the
         # answer into it, and a second time would double it; a streamed reply is also parsed without its text being kept.
-        with dspy.context(send_stream=None):
+        with dspy.context(send_stream=None), no_redirects():
             result = execute(self.lm, self._prepared(request))
         response = with_completion(result.typed(request, self.lm.model_type))
         if (failure := failure_in(response.provider_data, text_of(response))) is not None:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from assay.errors import ConfigError
 
-__all__ = ["PROVIDER", "Endpoint", "is_embedded", "is_local", "with_local_key"]
+__all__ = ["PROVIDER", "Endpoint", "check_address", "is_embedded", "is_local", "with_local_key"]
 
 PROVIDER = "provider"  # in place of an address: the provider's own
 _NO_KEY = "none"  # clients want one; servers on this machine or network mostly do not
@@ -37,6 +37,23 @@ def is_local(address: str) -> bool:
         return host.endswith((".local", ".localhost", ".internal")) or (host != "" and "." not in host)
 
 
+def check_address(address: str | None, name: str = "api_base", instead: str = "") -> None:
+    """Refuses an address with a user or password in it, which would be stored, shown and sent on with it.
+
+    Args:
+        name: of the argument that the message names; the command line says it as a flag.
+        instead: where the key goes.
+    Raises:
+        ConfigError: there is one; the message does not say it.
+    """
+    netloc = re.split(r"[/?#\\]", address.partition("://")[2] if "://" in address else address, maxsplit=1)[0] if address else ""
+    if "@" in netloc:
+        known = instead or f"put the key into an environment variable, and name that with {name.removesuffix('api_base')}api_key_env"
+        raise ConfigError(
+            f"{name} must hold no user or password, which would be stored and shown with it: {known}", flag=f"--{name.replace('_', '-')}"
+        )
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """Where a role's model is asked.
@@ -48,6 +65,9 @@ class Endpoint:
 
     api_base: str | None = None
     api_key_env: str | None = None
+
+    def __post_init__(self) -> None:
+        check_address(self.api_base)
 
     def role(self, api_base: str | None, api_key_env: str | None) -> "Endpoint":
         """Another role's: this one's, but for what is given; `provider` for the provider's own address. A key goes with its address: another

@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-__all__ = ["get", "post", "served"]
+__all__ = ["asked", "get", "post", "served"]
 
 
 @contextmanager
@@ -51,3 +51,14 @@ def get(url: str, **headers: str) -> dict[str, Any]:
     with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=60) as answer:
         found: dict[str, Any] = json.loads(answer.read())
         return found
+
+
+def asked(method: str, url: str, body: Any = None, **headers: str) -> tuple[int, str]:
+    """Status and text of any request, errors included."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data=data, method=method, headers={"Content-Type": "application/json", **headers})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()

@@ -17,7 +17,8 @@ from yarl import URL
 
 from assay.errors import ConfigError, FailureKind, MissingExtra
 from assay.models.failures import failure_of_call
-from assay.models.roles import is_embedded
+from assay.models.redirects import no_redirects
+from assay.models.roles import check_address, is_embedded
 from assay.models.transports import accounted
 from assay.traces.dialects import DIALECTS
 
@@ -90,9 +91,12 @@ class HttpUpstream:
         data = json.dumps({**body, **changed}, ensure_ascii=True).encode() if changed else raw
         address = URL(self.base + DIALECTS[dialect] + (f"?{query}" if query else ""), encoded=True)
         with accounted():  # the gateway records it
-            asked = self.session.post(address, data=data, headers=self._headers(headers))
+            asked = self.session.post(address, data=data, headers=self._headers(headers), allow_redirects=False)
             answer = await asked
         async with answer:
+            if 300 <= answer.status < 400:
+                yield _redirected(answer)
+                return
             passed = {
                 k: v for k, v in answer.headers.items() if k.lower() in _RETURNED or k.lower().startswith(("x-ratelimit", "anthropic-ratelimit"))
             }
@@ -100,7 +104,9 @@ class HttpUpstream:
 
     async def get(self, path: str, headers: Mapping[str, str]) -> tuple[int, bytes, str]:
         """Anything that is only read: the list of models."""
-        async with self.session.get(self.base + path, headers=self._headers(headers)) as answer:
+        async with self.session.get(self.base + path, headers=self._headers(headers), allow_redirects=False) as answer:
+            if 300 <= answer.status < 400:
+                return 502, _redirect_error(answer), "application/json"
             return answer.status, await answer.read(), answer.headers.get("content-type", "application/json")
 
     def _headers(self, headers: Mapping[str, str]) -> dict[str, str]:
@@ -115,7 +121,8 @@ class HttpUpstream:
     def session(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=600)
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout, read_bufsize=1 << 18)
+            connector, cookies = aiohttp.TCPConnector(limit=0), aiohttp.DummyCookieJar()  # one caller's cookies are not another's
+            self._session = aiohttp.ClientSession(connector=connector, cookie_jar=cookies, timeout=timeout, read_bufsize=1 << 18)
         return self._session
 
     async def close(self) -> None:
@@ -139,7 +146,7 @@ class LitellmUpstream:
         call = {"chat": litellm.acompletion, "responses": litellm.aresponses, "messages": litellm.anthropic_messages}[dialect]
         try:
             asked = {key: value for key, value in body.items() if key in _PARAMETERS[dialect]}  # a caller must not name another server, or its key
-            with accounted():  # the gateway records it
+            with accounted(), no_redirects():  # the gateway records it
                 answer = await call(**{**asked, **self.client, "model": self.name, "num_retries": 0})
         except Exception as error:
             status = _STATUS.get(failure_of_call(error)) or int(getattr(error, "status_code", 0) or 500)
@@ -167,6 +174,21 @@ def _litellm(dialect: str) -> Any:
     if dialect != "chat" and importlib.util.find_spec("mcp") is None:
         raise MissingExtra("mcp", "serve")  # litellm's own translation of Responses and Anthropic messages wants it
     return litellm
+
+
+def _redirected(answer: aiohttp.ClientResponse) -> Reply:
+    return Reply(502, {"Content-Type": "application/json"}, _once(_redirect_error(answer)))
+
+
+def _redirect_error(answer: aiohttp.ClientResponse) -> bytes:
+    """Neither followed nor passed on: a client would send body and key where it points. Says the host alone: an address may hold a key."""
+    try:
+        found = answer.url.join(URL(answer.headers.get("Location", "")))
+        where = f"{found.scheme}://{found.host}:{found.port}"
+    except (ValueError, TypeError):
+        where = "an address that cannot be read"
+    message = f"the upstream answers with a redirect ({answer.status}) to {where}, which is not followed: give the address of the server itself"
+    return json.dumps({"error": {"message": message, "type": "assay_gateway", "code": 502}}).encode()
 
 
 async def _once(data: bytes) -> AsyncIterator[bytes]:
@@ -201,8 +223,7 @@ def upstream_of(model: str | None, *, base: str | None = None, key: str | None =
         address = base.rstrip("/").removesuffix("/v1")
         if not address.startswith(("http://", "https://")):
             raise ConfigError(f"upstream={base!r} must be an address that starts with http:// or https://")
-        if "@" in address.partition("://")[2].partition("/")[0]:
-            raise ConfigError("an upstream's address must hold no user or password: they would be stored; give the key with --upstream-key")
+        check_address(base, "upstream", "give the key as upstream_key (--upstream-key)")
         known = model.split("/", 1)[1] if model and model.startswith("openai/") else model
         return HttpUpstream(model or address, address, model=known, key=key)
     if model is None:

@@ -1,0 +1,49 @@
+"""Calls of models follow no redirect: the answer to a request would send its body and key to whatever host it names.
+
+`httpx`, which litellm and the SDKs under it use, follows them by default and sends the body on. DSPy's own transports follow none.
+"""
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any
+
+__all__ = ["no_redirects"]
+
+_refused: ContextVar[bool] = ContextVar("assay_no_redirects", default=False)
+_installed = False
+
+
+@contextmanager
+def no_redirects() -> Iterator[None]:
+    """Requests that are made inside through httpx, in this thread or task, end at a redirect, which their client raises as an error."""
+    _install()
+    token = _refused.set(True)
+    try:
+        yield
+    finally:
+        _refused.reset(token)
+
+
+def _install() -> None:
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    for name in ("httpx", "httpx2"):  # litellm and mcp use either
+        if importlib.util.find_spec(name) is not None:
+            module = importlib.import_module(name)
+            module.Client.send = _ending_at_redirects(module.Client.send)
+            module.AsyncClient.send = _ending_at_redirects(module.AsyncClient.send)
+
+
+def _ending_at_redirects(send: Any) -> Any:
+    """Also of an asynchronous `send`: what it returns is awaited by its caller, and its arguments are those of this moment."""
+
+    @wraps(send)
+    def sends(*args: Any, **kwargs: Any) -> Any:
+        return send(*args, **({**kwargs, "follow_redirects": False} if _refused.get() else kwargs))
+
+    return sends

@@ -1,0 +1,119 @@
+"""A redirect of a model's server is followed nowhere: it would carry the request's body and key to another host."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from aiohttp import web
+
+import assay
+from assay.errors import ConfigError
+from assay.jobs import RunConfig
+from assay.models.redirects import no_redirects
+from assay.models.roles import Endpoint, check_address
+from assay.testing.serving import asked, post, served
+from assay.traces import Store
+from assay.traces.gateway import Gateway
+from assay.traces.upstreams import HttpUpstream, LitellmUpstream, upstream_of
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+
+
+class Elsewhere:
+    """Another host: what reaches it has left the server that was asked."""
+
+    def __init__(self) -> None:
+        self.requests: list[str] = []
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        return app
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        self.requests.append(f"{request.method} {request.path}")
+        return web.json_response({"choices": [{"message": {"role": "assistant", "content": "from elsewhere"}, "finish_reason": "stop"}]})
+
+
+@pytest.fixture
+def redirecting() -> Iterator[tuple[str, Elsewhere]]:
+    elsewhere = Elsewhere()
+    with served(elsewhere.app()) as other:
+
+        async def answer(request: web.Request) -> web.Response:
+            return web.Response(status=307, headers={"Location": f"{other}{request.path}?api_key=sk-in-the-address-1"})
+
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", answer)
+        with served(app) as url:
+            yield url, elsewhere
+
+
+@pytest.mark.parametrize("through", ["http", "litellm"])
+def test_the_gateway_follows_no_redirect_and_passes_none_on(redirecting: tuple[str, Elsewhere], tmp_path: Path, through: str) -> None:
+    url, elsewhere = redirecting
+    upstream: Any = (
+        HttpUpstream("m", url, key="k" * 20) if through == "http" else LitellmUpstream("openai/m", {"api_base": f"{url}/v1", "api_key": "k"})
+    )
+    with Store(tmp_path / "s.db") as store, served(Gateway(store, upstream).app()) as gateway:
+        status, told = post(f"{gateway}/v1/chat/completions", CHAT)
+        assert status >= 300
+        if through == "http":
+            assert (status, "redirect (307) to http://127.0.0.1:" in told["error"]["message"]) == (502, True)
+            assert asked("GET", f"{gateway}/v1/models")[0] == 502
+        store.flush()
+        (transition,) = store.rollout(next(store.rollouts()).id).transitions
+    assert transition.error is not None
+    assert "sk-in-the-address" not in str(told) + transition.error
+    assert elsewhere.requests == []
+
+
+@pytest.mark.parametrize("engine", ["lm15", "litellm"])
+def test_a_model_that_is_asked_in_process_follows_no_redirect(redirecting: tuple[str, Elsewhere], engine: str) -> None:
+    url, elsewhere = redirecting
+    lm = assay.get_lm("openai/m", api_base=f"{url}/v1", api_key="k" * 20, num_retries=0, engine=engine)
+    with pytest.raises(Exception, match=r".*"):
+        lm("hello")
+    assert elsewhere.requests == []
+
+
+def test_requests_of_a_program_follow_redirects_as_before(redirecting: tuple[str, Elsewhere]) -> None:
+    url, elsewhere = redirecting
+    with no_redirects():
+        assert httpx.post(f"{url}/x", follow_redirects=True).status_code == 307
+    assert httpx.post(f"{url}/x", follow_redirects=True).status_code == 200
+    assert elsewhere.requests == ["POST /x"]
+
+
+@pytest.mark.parametrize(
+    "address", ["http://user:PASSWORD-1@host/v1", "https://PASSWORD-1@host", "user:PASSWORD-1@host:80/v1", "http://a@b:PASSWORD-1@host"]
+)
+def test_an_address_with_a_user_or_password_is_refused_and_not_said(address: str, tmp_path: Path) -> None:
+    job = {"program": "p", "rubric": "r", "data": "d"}
+    for refuse in (
+        lambda: Endpoint(address),
+        lambda: Endpoint().role(address, None),
+        lambda: assay.get_lm("openai/m", api_base=address, api_key="k"),
+        lambda: assay.get_lm("openai/m", base_url=address, api_key="k"),
+        lambda: RunConfig(**job, api_base=address),
+        lambda: RunConfig(**job, judge_api_base=address),
+        lambda: RunConfig(**job, reflection_api_base=address),
+        lambda: upstream_of("m", base=address if "://" in address else f"http://{address}"),
+    ):
+        with pytest.raises(ConfigError, match="no user or password") as caught:
+            refuse()
+        assert "PASSWORD-1" not in str(caught.value)
+
+
+def test_an_address_may_have_an_at_sign_after_the_host() -> None:
+    check_address("http://host/v1/@team")
+    check_address("http://host?user=a@b")
+    check_address(None)
+
+
+def test_a_refused_address_names_the_flag_and_where_the_key_goes() -> None:
+    with pytest.raises(ConfigError, match="judge_api_key_env") as caught:
+        RunConfig(program="p", rubric="r", data="d", judge_api_base="http://a:b@c")
+    assert caught.value.flag == "--judge-api-base"
