@@ -27,6 +27,7 @@ from assay.rubrics import Rubric, load_rubric
 from assay.rubrics.criteria import Failed
 from assay.rubrics.scoring import mark_unscored
 from assay.traces import Recorder, Rollout, Store, ToolCall, Transition, store_url
+from assay.traces.ending import NO_ANSWER, NOT_RECORDED, final_answer, prediction_of
 from assay.traces.records import Verdict, new_id
 
 __all__ = ["Recording", "record", "recorded", "score_rollout", "task_of"]
@@ -149,13 +150,13 @@ def record(
 def score_rollout(rubric: Rubric, task: Task, rollout: Rollout, recorder: Recorder, *, whole: bool = False) -> float:
     """Gives a rollout its score, verdicts and step rewards by a rubric, writes them, and returns the score (NaN: unscored).
 
-    A rollout that has no answer because its last call failed is the model's failure, not the agent's: it stays unscored.
+    A rollout without a prediction has the answer that its LM calls ended with (`assay.traces.ending`); where they ended without one, that is
+    the agent's failure: 0. It stays unscored where its last call failed, and where the record does not hold what it answered.
 
     Args:
         whole: where a final criterion that applies could not be decided, nothing is written and the rollout counts as unscored.
     """
-    if rollout.prediction is None and rollout.status == "done" and (broken := unanswered(rollout.transitions)) is not None:
-        rollout.failure = broken
+    if rollout.prediction is None and rollout.status == "done" and not _ended(rollout):
         return math.nan
     failed = Failed(rollout.error or "the agent gave no answer", kind=rollout.failure or FailureKind.AGENT)
     found = rollout.prediction if rollout.status == "done" and rollout.prediction is not None else failed
@@ -167,6 +168,21 @@ def score_rollout(rubric: Rubric, task: Task, rollout: Rollout, recorder: Record
         return math.nan
     recorder.scored(rollout, rubric.step_rewards(task, rollout))
     return result.value
+
+
+def _ended(rollout: Rollout) -> bool:
+    """Gives a rollout without a prediction the answer of its LM calls. False where it is not known what they ended with."""
+    if (broken := unanswered(rollout.transitions)) is not None:
+        rollout.failure = broken
+        return False
+    if rollout.transitions and rollout.transitions[-1].error is None:
+        ending = final_answer(rollout.transitions)
+        if not ending.known:
+            rollout.error = rollout.error or NOT_RECORDED
+            return False
+        rollout.prediction = prediction_of(ending.value)
+        rollout.error = rollout.error or (NO_ANSWER if ending.value is None else None)
+    return True
 
 
 def _undecided(verdict: Verdict) -> bool:

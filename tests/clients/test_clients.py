@@ -237,7 +237,7 @@ def test_a_dspy_agent_is_one_rollout_and_a_call_of_its_own_another(stage: Stage,
         ("submit", {"answer": "echo"}, None),
     ]
     assert [t.t for t in agent.transitions] == [0, 1, 2]
-    assert (agent.prediction, typed.prediction) == ({"answer": '{"answer": "echo"}'}, {"answer": TYPED})
+    assert (agent.prediction, typed.prediction) == ({"answer": "echo"}, {"answer": TYPED})
     assert answer == json.loads(TYPED)
 
 

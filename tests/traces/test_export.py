@@ -348,6 +348,37 @@ def test_preferences_pair_answers_to_the_same_prompt(store: Store) -> None:
     assert Counter((row["completion"][0]["content"], row["label"]) for row in labels) == {("good", True): 1, ("bad", False): 2, ("middling", True): 1}
 
 
+def with_call(ask: str, number: int, expression: str, *tools: str) -> Transition:
+    """A turn that calls a tool under an id of its own, as servers that number their calls give them."""
+    call = {"id": f"call_{number}", "type": "function", "function": {"name": "calculator", "arguments": json.dumps({"expression": expression})}}
+    found = turn(0, ask, "")
+    found.request["body"]["tools"] = [{"type": "function", "function": {"name": name}} for name in tools]
+    assert found.response is not None
+    found.response["body"]["choices"][0]["message"] |= {"content": None, "tool_calls": [call]}
+    found.tools = [ToolCall(name="calculator", arguments={"expression": expression})]
+    return found
+
+
+def test_answers_that_differ_in_the_ids_of_their_tool_calls_alone_are_no_pair(store: Store) -> None:
+    for number, (expression, score) in enumerate([("6*7", 1.0), ("6*7", 0.25), ("6+7", 0.0)]):
+        put(store, with_call("a", number, expression, "calculator"), score=score)
+    found, _ = exported(store, "preferences")
+    said = [tuple(row[name][0]["tool_calls"][0]["function"]["arguments"]["expression"] for name in ("chosen", "rejected")) for row in found]
+    assert said == [("6*7", "6+7")] * len(found)
+    assert found
+
+
+def test_preferences_compare_no_answers_to_other_tools_or_another_schema(store: Store) -> None:
+    put(store, with_call("a", 1, "6*7", "calculator"), score=1.0)
+    put(store, with_call("a", 2, "6+7", "calculator", "search"), score=0.0)
+    held = with_call("a", 3, "6-7", "calculator")
+    held.request["body"]["response_format"] = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
+    put(store, held, score=0.0)
+    put(store, with_call("a", 4, "6/7", "calculator"), score=0.0)
+    (pair,), _ = exported(store, "preferences")
+    assert pair["rejected"][0]["tool_calls"][0]["function"]["arguments"] == {"expression": "6/7"}
+
+
 def test_personal_data_becomes_the_same_surrogate_everywhere_and_can_be_restored_with_the_key(store: Store, tmp_path: Path) -> None:
     from assay.traces.privacy import Anonymizer, restore
 

@@ -13,7 +13,7 @@ from assay.datasets import Task
 from assay.errors import FailureKind
 from assay.models.embedded import LINES
 from assay.rubrics.criteria import Grade, NoGrade
-from assay.traces.dialects import asked_schema
+from assay.traces.asked import asked_schema
 from assay.traces.records import Rollout, ToolCall, Transition
 
 __all__ = ["answered", "eligible", "not_repeated", "parsed", "result_used", "shortened", "tool_executed"]
@@ -177,9 +177,13 @@ _SYNTAX: dict[str, Callable[[str], bool]] = {"arithmetic": _arithmetic, "json": 
 
 
 def tool_executed(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
-    """The share of the step's tool calls that ran without an error."""
+    """The share of the step's tool calls that ran without an error. A call whose result was never seen did not run; where none was seen,
+    there is no grade."""
     tools = _with_tools(prediction).tools
-    return Grade(value=sum(tool.error is None for tool in tools) / len(tools), reason=next((t.error for t in tools if t.error), ""))
+    if all(tool.result is None and tool.error is None for tool in tools):
+        raise NoGrade("the result of no tool call was seen")
+    ran = sum(tool.error is None and tool.result is not None for tool in tools)
+    return Grade(value=ran / len(tools), reason=next((t.error for t in tools if t.error), ""))
 
 
 def result_used(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:

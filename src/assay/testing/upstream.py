@@ -20,7 +20,8 @@ from typing import Any
 
 from aiohttp import web
 
-from assay.traces.dialects import DIALECTS, chat_messages, chat_tools, insisted_tool
+from assay.traces.asked import insisted_tool
+from assay.traces.dialects import DIALECTS, chat_messages, chat_tools
 
 __all__ = ["ScriptedUpstream"]
 

@@ -12,7 +12,7 @@ from typing import Any
 from assay.traces.records import ToolCall
 
 __all__ = [
-    "DIALECTS", "Answer", "answer_of", "asked_schema", "chat_messages", "chat_tools", "each", "error_in", "insisted_tool", "is_context_error",
+    "DIALECTS", "Answer", "answer_of", "chat_messages", "chat_tools", "each", "error_in", "is_context_error",
     "part_texts", "told_error", "tool_results",
 ]  # fmt: skip
 
@@ -131,27 +131,6 @@ def chat_tools(request: Mapping[str, Any]) -> list[dict[str, Any]]:
             function = {"name": told["name"], "description": told.get("description") or "", "parameters": schema}
             tools.append({"type": "function", "function": function})
     return tools
-
-
-def asked_schema(request: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The JSON schema that the answer was held to, or asked to follow; None without one."""
-    config = request.get("body") or request.get("config") or {}
-    asked = config.get("response_format") if isinstance(config, Mapping) else None
-    if not isinstance(asked, Mapping) and isinstance(config, Mapping) and isinstance(config.get("text"), Mapping):
-        asked = config["text"].get("format")  # OpenAI Responses
-    if not isinstance(asked, Mapping):
-        return None
-    schema = (asked.get("json_schema") or {}).get("schema") or asked.get("schema")
-    return schema if isinstance(schema, dict) else None
-
-
-def insisted_tool(request: Mapping[str, Any]) -> str | None:
-    """Name of the one tool that the model must call, as clients ask for typed answers."""
-    body = request.get("body", request)
-    choice = body.get("tool_choice") if isinstance(body, Mapping) else None
-    function = choice.get("function", choice) if isinstance(choice, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    return name if isinstance(name, str) and name else None
 
 
 def tool_results(messages: Sequence[Message]) -> dict[str, str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import orjson
 
+from assay.traces.asked import asked_schema
 from assay.traces.dialects import chat_tools
 from assay.traces.rows import as_json
 from assay.traces.selection import Episode, Turn
@@ -118,6 +119,12 @@ def grpo_rows(group: Sequence[Episode], *, call: str = "last") -> Iterator[Row]:
             yield {**columns, "prompt": [_trained(m) for m in prompt], "task_type": rollout.task_type}
 
 
+def _without_ids(answer: Mapping[str, Any]) -> str:
+    """An answer as JSON text without the ids of its tool calls, which differ where a server numbers them."""
+    calls = [call["function"] for call in _trained(answer).get("tool_calls") or ()]
+    return as_json([answer.get("content") or "", calls])
+
+
 _TRLS = ("prompt", "prompts", "completion", "completions", "completion_ids", "task_type", "trainer_state", "log_extra", "log_metric", "environments")
 
 
@@ -134,7 +141,8 @@ def grpo_columns(group: Sequence[Episode]) -> tuple[dict[str, str], set[str]]:
 
 
 def preference_rows(group: Sequence[tuple[Episode, Turn, float]], *, margin: float, unpaired: bool = False, good: float = 0.8) -> Iterator[Row]:
-    """Pairs of answers to the very same prompt, the better one `chosen`, for DPO; or each answer with a `label`, for KTO.
+    """Pairs of answers to the very same prompt with the same tools and schema, the better one `chosen`, for DPO; or each answer with a
+    `label`, for KTO. Answers that differ in nothing but the ids of their tool calls are no pair.
 
     Args:
         group: calls of one group with what each was credited with.
@@ -143,7 +151,8 @@ def preference_rows(group: Sequence[tuple[Episode, Turn, float]], *, margin: flo
     """
     by_prompt: dict[str, list[tuple[Episode, Turn, float]]] = {}
     for entry in group:
-        by_prompt.setdefault(as_json(entry[1].messages), []).append(entry)
+        request = entry[1].request
+        by_prompt.setdefault(as_json([entry[1].messages, chat_tools(request), asked_schema(request)]), []).append(entry)
     for entries in by_prompt.values():
         prompt = [_trained(m) for m in entries[0][1].messages]
         if unpaired:
@@ -155,8 +164,8 @@ def preference_rows(group: Sequence[tuple[Episode, Turn, float]], *, margin: flo
         for one, other in combinations(entries, 2):
             (_, worse, low), (episode, better, high) = sorted((one, other), key=lambda entry: entry[2])
             chosen, rejected = [_trained(better.answer)], [_trained(worse.answer)]
-            key = (as_json(chosen), as_json(rejected))
-            if high - low < margin or chosen == rejected or key in told:
+            key = (_without_ids(better.answer), _without_ids(worse.answer))
+            if high - low < margin or key[0] == key[1] or key in told:
                 continue
             told.add(key)
             yield {"prompt": prompt, "chosen": chosen, "rejected": rejected, "margin": high - low, **_where(episode, better)}

@@ -14,7 +14,9 @@ from typing import Any
 
 from assay.datasets import SPLITS
 from assay.errors import ConfigError, FailureKind, StoreError, UnknownRollout
-from assay.traces.dialects import Answer, Message, insisted_tool, tool_results
+from assay.traces.asked import asked_schema
+from assay.traces.dialects import Answer, Message, chat_tools, tool_results
+from assay.traces.ending import NO_ANSWER, NOT_RECORDED, Ending, answered_with, prediction_of
 from assay.traces.records import Rollout, Transition, new_id
 from assay.traces.store import Store
 
@@ -22,6 +24,7 @@ __all__ = ["Live", "LiveRollouts", "check_status", "close_left", "rollout_id_of"
 
 _LARGEST = 1e6  # of a step reward
 _NEVER_CLOSED = "the rollout was never closed"
+_IN_FLIGHT = "the gateway ended before a call was answered"
 _FIELDS = ("task_id", "task_type", "group_id", "split", "program", "program_version", "inputs", "expected", "metadata", "parameters", "tenant",
            "data_subject", "consent")  # fmt: skip
 _MAPPINGS = ("inputs", "expected", "metadata", "parameters")
@@ -53,6 +56,8 @@ class Live:
     latest: bytes = b""  # the one it was left at
     responses: list[str] = field(default_factory=list)  # ids of its answers
     calls: set[str] = field(default_factory=set)  # ids of all its tool calls
+    ending: Ending = field(default_factory=lambda: Ending(known=False))  # what its last call answered
+    called: set[str] = field(default_factory=set)  # names of the tools that it called
     step_rewards: dict[int, dict[str, float]] = field(default_factory=dict)
 
 
@@ -123,7 +128,8 @@ class LiveRollouts:
         if rollout is None:
             return self.begin(upstream, name)
         _own(rollout)
-        live = self.open[rollout.id] = Live(rollout, upstream, True, turns=len(rollout.transitions))
+        called = {tool.name for tool in rollout.tools}
+        live = self.open[rollout.id] = Live(rollout, upstream, True, turns=len(rollout.transitions), called=called)
         live.ended_as = rollout.status if rollout.status in ("done", "failed") else None
         rollout.transitions, rollout.status, rollout.ended_at = [], "running", None
         return live
@@ -145,7 +151,7 @@ class LiveRollouts:
             if alike:  # tool calls tell whose it is; else it is one that has not gone on from there yet, in turn
                 return min(alike, key=lambda live: (brought.isdisjoint(live.calls), live.latest != key, live.touched))
         said = next((str(m.get("content") or "") for m in reversed(messages) if m.get("role") == "user"), "")
-        task = chain[-1].hex()[:16] if chain else ""
+        task = _task_of(chain, dialect, body) if chain else ""
         return self.begin(upstream, told={"task_id": task, "group_id": task, "inputs": {"prompt": said}}, explicit=False)
 
     def _left_at(self, key: bytes) -> list[Live]:
@@ -182,11 +188,9 @@ class LiveRollouts:
                     live.waiting[call_id] = (transition, at)
                     live.calls.add(call_id)
                     self._by_call.setdefault(call_id, set()).add(live.rollout.id)
-            typed = insisted_tool(transition.request)
-            if (given := next((arguments for _, name, arguments in answer.tools if name == typed), None)) is not None:
-                live.rollout.prediction = {"answer": given}  # a tool it had to call is how clients ask for a typed answer
-            elif answer.output or not answer.tools:
-                live.rollout.prediction = {"answer": answer.output}
+            live.ending = answered_with(transition.request, answer, live.called)
+            live.rollout.prediction = prediction_of(live.ending.value)
+            live.called.update(name for _, name, _ in answer.tools)
             self._expect(live, _chain([*messages, answer.message])[-1])
             if response_id:
                 self._by_response[response_id] = live.rollout.id
@@ -291,10 +295,14 @@ class LiveRollouts:
             elif live.explicit:
                 self.unclosed += 1
                 self.close(live.rollout.id, status="error", error=_NEVER_CLOSED, failure=live.broken or FailureKind.AGENT)
+            elif live.in_flight:
+                self.close(live.rollout.id, status="error", error=_IN_FLIGHT, failure=FailureKind.CAP)
             elif live.broken:
                 self.close(live.rollout.id, status="error", error="its last call failed")
+            elif live.rollout.prediction is None and live.ending.known:  # out of steps: the agent's own failure
+                self.close(live.rollout.id, status="failed", error=NO_ANSWER)
             else:
-                self.close(live.rollout.id)
+                self.close(live.rollout.id, error=NOT_RECORDED if live.rollout.prediction is None else None)
         return len(found)
 
 
@@ -364,6 +372,14 @@ def _chain(messages: Sequence[Message]) -> list[bytes]:
         digest = hashlib.blake2b(digest + text.encode("utf-8", "replace"), digest_size=16).digest()
         found.append(digest)
     return found
+
+
+def _task_of(chain: Sequence[bytes], dialect: str, body: Mapping[str, Any]) -> str:
+    """The task of a conversation that begins so: its messages, the tools that are offered, and the schema that is asked for."""
+    request = {"dialect": dialect, "body": body}
+    offered = sorted(json.dumps(tool, sort_keys=True, default=str) for tool in chat_tools(request))
+    told = json.dumps([offered, asked_schema(request)], sort_keys=True, default=str)
+    return hashlib.blake2b(chain[-1] + told.encode("utf-8", "replace"), digest_size=8).hexdigest()
 
 
 def _failed(chain: Sequence[bytes]) -> bytes:

@@ -11,9 +11,10 @@ from typing import Any
 
 from assay.models import LINES
 from assay.traces import Rollout, Transition
+from assay.traces.asked import asked_schema
 from assay.traces.chaining import whole_requests
 from assay.traces.credit import rewards_of
-from assay.traces.dialects import asked_schema, chat_messages, chat_tools
+from assay.traces.dialects import chat_messages, chat_tools
 
 __all__ = ["Row", "Tally", "Trajectory", "spells", "stored_transition", "trained_tokens", "trajectory_of"]
 
