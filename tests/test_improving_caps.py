@@ -77,9 +77,10 @@ def job(place: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterato
     app = web.Application()
     app.router.add_post("/v1/chat/completions", server.answer)
     with served(app) as url:
+        grpo = {"model": "embedded/smollm2-135m", "steps": 1, "tasks": 1, "num_generations": 4, "evaluate_every": 0}  # 4 calls by its settings
         yield {
             "rubric": "r.yaml", "data": "data.jsonl", "name": "up", "model": "openai/m", "api_base": f"{url}/v1", "adapter": "json",
-            "preflight": False, "sizes": {"gate": 4, "test": 4}, "grpo": {"model": "embedded/smollm2-135m"},
+            "preflight": False, "sizes": {"gate": 4, "test": 4}, "grpo": grpo,
         }  # fmt: skip
 
 
@@ -106,6 +107,13 @@ def test_a_step_that_finds_nothing_left_does_not_begin(job: dict[str, Any], serv
     assert "18 of 34 calls of the whole improvement are spent; the rest is kept for its gate and its sealed test" in str(report.stopped)
     assert (len(report.steps), report.test, server.calls) == (2, None, 18)
     assert report.artifact is not None  # the program as it was, since no step was kept
+
+
+def test_a_training_that_the_caps_do_not_fit_is_not_begun(job: dict[str, Any], server: Server) -> None:
+    report = assay.improve("mine.py:Mine", order=["prompts", "grpo"], max_calls=60, **{**job, "grpo": {**job["grpo"], "steps": 20}})
+    said = "step 2 of 2, grpo: 10 of 60 calls of the whole improvement are spent and 16 are kept for its gate and its sealed test: 34 are left"
+    assert report.stopped == f"{said}, and its work takes about 80"
+    assert server.calls == 10
 
 
 def test_resume_begins_what_was_never_begun(place: Path) -> None:

@@ -12,6 +12,7 @@ from aiohttp import web
 import assay
 import assay.api
 import assay.improving
+from assay.errors import BudgetExceeded
 from assay.jobs import RunConfig, open_job
 from assay.models import Meter
 from assay.optimizers import Progress, evaluate
@@ -154,7 +155,9 @@ def test_a_cap_ends_an_improvement_with_the_sealed_test_of_what_was_kept(
     monkeypatch.setattr("assay.improving.compile_program", compile_program)
     job |= {"order": ["prompts", "prompts"], "sizes": {"gate": 10, "test": 10}}
     report = assay.improve("before.py:Mine", max_calls=80, **job)
-    assert searched == [80 - 20 - 20, 80 - 20 - 20 - 20]  # without the gate of the step and the test; the second also without the first's gate
+    # half of 80 is for two gates of 6 tasks and a test of 8, and the two searches share the rest; the second finds 60 calls, of which its gate
+    # and the test are to have 20 each
+    assert searched == [20, 20]
     assert report.stopped == "step 2 of 2, prompts: the cap of 20 calls is reached"
     assert [step["kept"] for step in report.steps] == [True]
     assert report.test is not None
@@ -167,6 +170,31 @@ def test_a_cap_ends_an_improvement_with_the_sealed_test_of_what_was_kept(
     monkeypatch.setattr("assay.improving.compile_program", lambda *_, **__: made)
     report = assay.improve("before.py:Mine", max_calls=200, resume=True, **job)  # the second step and its gate, which shows nothing more
     assert (report.stopped, [step["kept"] for step in report.steps]) == (None, [True, False])
+
+
+def test_a_step_that_takes_all_it_may_leaves_the_later_one_its_work_and_its_gate(
+    job: dict[str, Any], server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("after", "other"):
+        Path(f"{name}.py").write_text(PROGRAM.format(what="number + 2"))
+    made = assay.improving.compile_program()
+
+    def compile_program(program: str, **options: Any) -> Any:
+        given = {name: options[name] for name in ("max_calls", "model", "api_base", "adapter", "cache")}
+        with open_job(
+            RunConfig(program=program, rubric="r.yaml", data="data.jsonl", **given), program=program, rubric="r.yaml", progress=Progress()
+        ) as opened:
+            opened.session.know(opened.splits.train, "train")
+            with pytest.raises(BudgetExceeded):
+                evaluate(opened.student, opened.splits.train, opened.session, name="all")
+        return made if program.startswith("before") else SimpleNamespace(**{**vars(made), "artifact": "other.py:Mine"})
+
+    monkeypatch.setattr("assay.improving.compile_program", compile_program)
+    report = assay.improve("before.py:Mine", max_calls=120, **{**job, "order": ["prompts", "prompts"], "sizes": {"gate": 10, "test": 10}})
+    assert report.stopped is None
+    assert [step["gate"]["n"] for step in report.steps] == [10, 10]
+    assert report.test is not None
+    assert server.calls == 2 * (30 + 20) + 20  # half of 120 is for gates and test, and two searches share the rest
 
 
 def test_a_sealed_test_that_a_cap_cuts_short_is_reported_as_far_as_it_came(job: dict[str, Any], server: Server) -> None:

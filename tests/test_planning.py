@@ -9,8 +9,7 @@ from click.testing import CliRunner
 
 import assay
 from assay.cli.main import group
-from assay.optimizers.weights.config import PolicyConfig
-from assay.planning import plan, training_runs
+from assay.planning import plan
 from assay.testing import scripted_lm
 
 PROGRAM = """import dspy
@@ -83,13 +82,6 @@ def test_duplicates_and_contradictions_are_told_before_and_after(place: Path) ->
     assert "of the data: 1 duplicate and 1 contradiction left out" in report.notes
 
 
-def test_the_runs_of_a_training_by_hand() -> None:
-    assert training_runs(PolicyConfig(), val=50) == 30 * 4 * 6 + 4 * 2 * 16  # evaluated before step 1 and after steps 10, 20 and 30
-    short = PolicyConfig(steps=5, tasks=2, num_generations=3, iterations=2, evaluate_every=4, held_out=8)
-    assert training_runs(short, val=6, retained=1) == 3 * 2 * 3 + 3 * 3 * 6  # sampled before steps 1, 3 and 5; evaluated at 0, 4 and 5
-    assert training_runs(PolicyConfig(steps=5, evaluate_every=0), val=6) == 5 * 4 * 6
-
-
 def test_the_estimate_of_an_improvement_counts_its_trainings(place: Path) -> None:
     words = ["improve", "mine.py:Mine", "--rubric", "r.yaml", "--data", "data.jsonl", "--model", "openai/gpt-4o-mini", "--dry-run", "--json"]
     words += ["--grpo", "model=embedded/smollm2-135m"]
@@ -105,3 +97,17 @@ def test_the_estimate_of_an_improvement_counts_its_trainings(place: Path) -> Non
     assert more - few == 5 * 4 * 6
     assert calls("--order", "grpo,grpo", "--grpo", "steps=2") - few > 2 * 4 * 6 + 2 * 2 * held_out  # and a gate
     assert calls("--order", "grpo", "--grpo", "steps=7", "--max-calls", "100") == 100
+
+
+def test_the_plan_of_an_improvement_divides_the_caps_among_its_steps(place: Path) -> None:
+    options: dict[str, Any] = {"rubric": "r.yaml", "data": "data.jsonl", "model": "openai/gpt-4o-mini", "sizes": {"gate": 10, "test": 10}}
+    grpo = {"model": "embedded/smollm2-135m", "steps": 1, "tasks": 2, "num_generations": 10, "evaluate_every": 0}
+    found = plan("improve", "mine.py:Mine", **options, order=["prompts", "grpo"], grpo=grpo, max_calls=200)
+    assert found.to_dict()["steps"] == [{"step": "prompts", "calls": 300, "share": 120}, {"step": "grpo", "calls": 20, "share": 20}]  # 200 less 60
+    assert (
+        "steps: 1 prompts, 120 of about 300 calls; 2 grpo, about 20 calls. Up to 20 calls for the gate of each, 20 for the sealed test"
+        in found.lines()
+    )
+    found = plan("improve", "mine.py:Mine", **options, order=["prompts", "grpo"], grpo={**grpo, "steps": 10}, max_calls=200)
+    assert found.to_dict()["steps"][1] == {"step": "grpo", "calls": 200, "share": None}
+    assert any(line.startswith("warning: 1 of the 2 steps fit the caps: step 2, grpo") for line in found.lines())

@@ -12,6 +12,7 @@ from typing import Any
 
 from assay.datasets import SPLITS
 from assay.errors import BudgetExceeded
+from assay.improveplan import ROUNDING, ImprovePlan, plan_steps
 from assay.jobs import Job, RunConfig, load_rubric, open_job
 from assay.models import Meter
 from assay.models.ledger import Ledger
@@ -21,10 +22,11 @@ from assay.optimizers.comparison import Comparison, compare, ended_early
 from assay.optimizers.estimate import price_of
 from assay.optimizers.reserve import ReportPlan, announce_splits, decision_tasks, forecast_pair, plan_report
 from assay.optimizers.sequential import SequentialTest
+from assay.optimizers.weights.config import PolicyConfig
 from assay.preflight import checked, preflight
 from assay.training import Retained
 
-__all__ = ["CAPS", "Trial", "check_start", "compare_on", "ended_by", "left_of"]
+__all__ = ["CAPS", "Trial", "check_start", "compare_on", "ended_by", "left_of", "spent_in"]
 
 CAPS = ("max_calls", "max_tokens", "max_cost_usd")
 _WHAT = {"max_calls": "calls", "max_tokens": "tokens", "max_cost_usd": "dollars"}
@@ -32,14 +34,21 @@ _WHAT = {"max_calls": "calls", "max_tokens": "tokens", "max_cost_usd": "dollars"
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What is tried. `split` is the one that the first step runs; `watch` is the rubric that only watches `grpo`, None without one."""
+    """What is tried. `rollouts` are those of each task that `sft` collects; `watch` is the rubric that only watches `grpo`, None without one."""
 
     program: str
     rubric: str | Path
     data: str
-    split: str
+    order: Sequence[str]
+    rollouts: int
+    grpo: PolicyConfig
     watch: str | Path | None = None
     retained: Sequence[Retained] = ()
+
+    @property
+    def split(self) -> str:
+        """The one that the first step runs."""
+        return "val" if self.order[0] == "prompts" else "train"
 
 
 def check_start(
@@ -49,13 +58,13 @@ def check_start(
     options: Callable[[], Mapping[str, Any]],
     store: str | Path | None,
     progress: Progress,
-) -> tuple[list[str], ReportPlan]:
+) -> tuple[list[str], ImprovePlan]:
     """Says how large the splits are, has the program run one task and each judge answer, also those of what is watched and retained.
 
     Args:
         part: opens a part of the improvement by its name; `options` are its settings with the caps that are left.
     Returns:
-        What is wrong with the splits, and how many tasks gate and test take, without caps.
+        What is wrong with the splits, and what steps, gates and test take where nothing is capped.
     Raises:
         AssayError: as `assay.preflight.preflight`; settings with `preflight=False` try nothing.
     """
@@ -67,14 +76,18 @@ def check_start(
             _check_watch(job, trial)
             price = price_of(job.session.lm, 300, 40) or 0.0
             pair = forecast_pair(job.student.program, job.session, cost_per_call=price)
-            plan = plan_report(job.splits, Meter(), job.config.decisions, pair=pair)
+            report = plan_report(job.splits, Meter(), job.config.decisions, pair=pair)
+            steps = plan_steps(
+                trial.order, job.splits.sizes(), job.config, each=pair.calls / 2,
+                rollouts=trial.rollouts, grpo=trial.grpo, retained=len(trial.retained),
+            )  # fmt: skip
     for at, kept in enumerate(trial.retained if config.preflight else ()):
         with part(f"preflight-{at + 1}"):
             given = {name: value for name, value in options().items() if name not in ("parameters", "sizes", "rename")}
             config = RunConfig.of(kept.program, kept.rubric, kept.data, None, **{**given, "kind": "improve"})
             with open_job(config, program=kept.program, rubric=kept.rubric, progress=progress, store=store, need=("val", "test")) as job:
                 checked(job, job.splits.val, split="val")
-    return warnings, plan
+    return warnings, ImprovePlan(report=report, steps=steps)
 
 
 def _check_watch(job: Job, trial: Trial) -> None:
@@ -87,34 +100,35 @@ def _check_watch(job: Job, trial: Trial) -> None:
         preflight(replace(job.session, rubric=watch), job.student, tasks, split=trial.split, max_cost_usd=job.config.max_cost_usd)
 
 
-def left_of(options: Mapping[str, Any], runs: Path, job: str, *, part: str, kept: Sequence[Usage]) -> dict[str, Any]:
+def left_of(options: Mapping[str, Any], spent: Usage, *, kept: Mapping[str, float], least: Mapping[str, float]) -> dict[str, Any]:
     """The options with what is left of their caps, which are of all parts of a job, for one of them.
 
     Args:
-        runs, job, part: as in `_spent_in`.
-        kept: what stays for parts that come later.
+        spent: by the other parts, see `spent_in`.
+        kept: what stays for parts that come later, by the names of the caps.
+        least: what the part needs, likewise.
     Raises:
-        BudgetExceeded: nothing is left.
+        BudgetExceeded: less than that is left, or nothing.
     """
     left = dict(options)
-    if all(left.get(name) is None for name in CAPS):
-        return left
-    spent = _spent_in(runs, job, but=part)
     for name, field in zip(CAPS, ("calls", "tokens", "cost_usd"), strict=True):
         if left.get(name) is None:
             continue
-        cap, used, held = left[name], getattr(spent, field), sum(getattr(usage, field) for usage in kept)
+        cap, used, held, needed = left[name], getattr(spent, field), kept.get(name, 0), least.get(name, 0)
         rest = cap - used - held
         if rest <= 0 and used < cap:
             said = f"{used:g} of {cap:g} {_WHAT[name]} of the whole improvement are spent; the rest is kept for its gate and its sealed test"
             raise BudgetExceeded(said, what=_WHAT[name])
         if rest <= 0:
             raise BudgetExceeded(f"the cap of {cap:g} {_WHAT[name]} of the whole improvement is reached", what=_WHAT[name])
-        left[name] = rest if name == "max_cost_usd" else int(rest)
+        if rest + ROUNDING < needed:
+            said = f"{used:g} of {cap:g} {_WHAT[name]} of the whole improvement are spent and {held:g} are kept for its gate and its sealed test"
+            raise BudgetExceeded(f"{said}: {rest:g} are left, and its work takes about {needed:g}", what=_WHAT[name])
+        left[name] = rest if name == "max_cost_usd" else int(rest + ROUNDING)
     return left
 
 
-def _spent_in(runs: Path, job: str, *, but: str) -> Usage:
+def spent_in(runs: Path, job: str, *, but: str) -> Usage:
     """What the runs of a job of several parts have spent, by their ledgers, which outlive a kill.
 
     Args:

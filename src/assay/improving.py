@@ -17,16 +17,18 @@ from assay.errors import AssayError, BudgetExceeded, ConfigError, DataError, Div
 from assay.exporting import collect, export
 from assay.finished import FinishedRun
 from assay.given import takes
-from assay.improvechecks import CAPS, Trial, check_start, compare_on, ended_by, left_of
+from assay.improvechecks import CAPS, Trial, check_start, compare_on, ended_by, left_of, spent_in
 from assay.improveorder import STEPS, check_order, own_model, own_name
+from assay.improveplan import ImprovePlan, Turn
 from assay.improvereport import ImproveReport, finished_report, write_json
 from assay.jobs import RunConfig, home_of, load_rubric, open_job, pinned
 from assay.keeping import keep_artifact
-from assay.models import Caps, Meter
+from assay.models import Caps
 from assay.models.adapters import adapter_home, find_adapter, served_as
+from assay.models.meter import Usage
 from assay.optimizers import Progress
 from assay.optimizers.comparison import Comparison
-from assay.optimizers.reserve import FEWEST, ReportPlan
+from assay.optimizers.reserve import FEWEST
 from assay.optimizers.weights import SFTConfig, train_sft
 from assay.optimizers.weights.config import PolicyConfig, made_of
 from assay.optimizers.weights.page import interval
@@ -68,8 +70,9 @@ def improve(
 ) -> ImproveReport:
     """Improves a program step by step, and keeps what it became as an artifact.
 
-    From the start a part of the caps is kept for the gate of the step at work and for the sealed test. A cap that is reached ends the improvement
-    with the best version so far; the report's `stopped` says so, and `resume` with a higher cap continues.
+    From the start a part of the caps is kept for the gate of each step that fits them and for the sealed test; the work of these steps shares the
+    rest. A step begins only where its work fits beside its gate and the sealed test. A cap that is reached ends the improvement with the best
+    version so far; the report's `stopped` says so, and `resume` with a higher cap continues.
 
     Args:
         program: a name or an artifact's path; its own model goes on from where it was.
@@ -95,7 +98,7 @@ def improve(
     run = _Improvement(full_name(str(program)), rubric, data_spec(data), name, folder, store, shown, dict(options), rollouts, *settings)
     if (finished := run.begin(list(order), resume)) is not None:
         return finished
-    run.check_start(order[0])
+    run.check_start(order)
     run.steps(order)
     run.finish(place)
     run.keep_report()
@@ -122,7 +125,7 @@ class _Improvement:
     report: ImproveReport = field(init=False)
     checked: bool = False  # whether the preflight is done
     made: tuple[str, str] | None = None  # program and model that came of the step at work, once they wait for the gate
-    plan: ReportPlan | None = None  # tasks of gate and test, without caps; None before the preflight
+    plan: ImprovePlan | None = None  # None before the preflight
     part: str = ""  # the one at work
     opens_as: str = ""  # the job that the opening of the test split is counted for: start and end are one
 
@@ -146,7 +149,7 @@ class _Improvement:
             self.opens_as = state.get("opens_as", self.opens_as)
             self.checked = state.get("checked", False)
             self.made = tuple(state["made"]) if state.get("made") else None
-            self.plan = ReportPlan.of(state["plan"]) if state.get("plan") else None
+            self.plan = ImprovePlan.of(state["plan"]) if state.get("plan") else None
             return ImproveReport.of(kept) if (kept := self._ended.report(self.shown)) is not None else None
         if told.is_file():
             raise ConfigError(f"there is an unfinished improvement {self.name!r} in {self.folder}: add --resume, or take another name")
@@ -217,17 +220,28 @@ class _Improvement:
 
     def _capped(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options with what is left of the caps, which are of the whole improvement, for the part at work; see `left_of`."""
-        reserved = self._reserve.usage if self._reserve is not None else {}
-        later = {"gate": ("test",), "test": ()}.get(self.part.partition(".")[2], ("gate", "test"))
-        kept, runs = [reserved[name] for name in later if name in reserved], home_of(self.store) / "runs"
-        return left_of(options, runs, self._runs, part=self.part, kept=kept)
+        if not self._caps.any:
+            return dict(options)
+        spent, turn = self._spent(), self._turn()
+        kept, least = dict[str, float](), dict[str, float]()
+        if self.plan is not None and turn is not None:
+            gate = self.part.endswith(".gate")
+            kept = self.plan.amounts(turn.after if gate else turn.kept)
+            least = {} if gate else self.plan.amounts(self.plan.steps[len(self.report.steps)].least)
+        return left_of(options, spent, kept=kept, least=least)
 
-    @property
-    def _reserve(self) -> ReportPlan | None:
-        """What is kept from the start for the gate of each step and for the sealed test: at most half of each cap; None before the preflight."""
-        return self.plan.within(Meter(self._caps), searching=True) if self.plan is not None else None
+    def _turn(self) -> Turn | None:
+        """What the step at work may take of the caps; None before the preflight and after the last step."""
+        at = len(self.report.steps)
+        if self.plan is None or at >= len(self.plan.steps) or self.part.endswith(".test"):
+            return None
+        return self.plan.turn(at, self._caps, self.plan.left(self._caps, self._spent()), worked=self.part.endswith(".gate"))
 
-    def check_start(self, step: str) -> None:
+    def _spent(self) -> Usage:
+        """By all parts but the one at work."""
+        return spent_in(home_of(self.store) / "runs", self._runs, but=self.part)
+
+    def check_start(self, order: Sequence[str]) -> None:
         """The preflight, once, before the first step. Where it fails nothing has begun, so nothing is left that would have to be resumed.
 
         Raises:
@@ -235,17 +249,17 @@ class _Improvement:
         """
         if self.report.steps or self.checked:
             return
-        kept = [Retained.read(part) for part in self.retain]
         trial = Trial(
-            program=self.program, rubric=self.rubric, data=self.data, split="val" if step == "prompts" else "train", watch=self.watch, retained=kept
-        )
+            program=self.program, rubric=self.rubric, data=self.data, order=order, rollouts=self.rollouts, watch=self.watch,
+            grpo=self._settings(PolicyConfig, self.grpo, "grpo"), retained=[Retained.read(part) for part in self.retain],
+        )  # fmt: skip
         try:
             self.report.notes, self.plan = check_start(trial, part=self._part, options=self._start_options, store=self.store, progress=self.shown)
         except AssayError:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
-        if self._reserve is not None and self._reserve.short:
-            self.shown.say(f"warning: {self._reserve.short}")
+        for line in self.plan.lines(self._caps):
+            self.shown.say(line)
         self.checked = True
         self._keep()
 
@@ -293,12 +307,17 @@ class _Improvement:
             gate=False, test=False, **{**self._capped(self.options), "model": self.report.model},
         )  # fmt: skip
         stopped = made.outcome.stopped
-        if stopped and made.outcome.winner == "baseline" and self.options.get("max_search_calls") is None:
+        if stopped and made.outcome.winner == "baseline" and self.options.get("max_search_calls") is None and not self._later_fits(at):
             raise BudgetExceeded(stopped)
         self._note_cut(at, "prompts", stopped)
         if made.outcome.winner == "baseline":
             raise DataError("nothing beat the program as it is")
         return str(made.artifact), self.report.model
+
+    def _later_fits(self, at: int) -> bool:
+        """Whether the caps keep a part for steps after this one: then what ended it is its share, and the improvement continues."""
+        turn = self._turn() if self._caps.any else None
+        return turn is not None and turn.end > at + 1
 
     def _weights(self, at: int, step: str) -> tuple[str, str]:
         name = f"{self.name}-{at + 1}"
@@ -353,7 +372,7 @@ class _Improvement:
     def _compared(self, split: str, before: tuple[str, str], after: tuple[str, str]) -> Comparison:
         found, openings = compare_on(
             split, before, after, rubric=self.rubric, data=self.data, part=self._part, store=self.store, progress=self.shown,
-            options=lambda: self._capped(self.options), opens_as=self.opens_as, plan=self.plan,
+            options=lambda: self._capped(self.options), opens_as=self.opens_as, plan=self.plan.report if self.plan is not None else None,
         )  # fmt: skip
         self.report.test_openings = openings
         return found

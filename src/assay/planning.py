@@ -11,22 +11,22 @@ import dspy
 import sqlalchemy as sa
 
 from assay.improveorder import check_order
+from assay.improveplan import ImprovePlan, StepPlan, plan_steps, search_runs
 from assay.jobs import Job, RunConfig, open_job, salt_at
-from assay.models import count_tokens
-from assay.optimizers import AUTO_SEARCH_CALLS, Progress
+from assay.models import Meter, count_tokens
+from assay.optimizers import Progress
 from assay.optimizers.estimate import calls_per_run, minutes_text, price_of
-from assay.optimizers.reserve import ReportPlan, forecast_pair, plan_report, too_few_to_score, too_small
+from assay.optimizers.reserve import forecast_pair, plan_report, too_few_to_score, too_small
 from assay.optimizers.weights.config import PolicyConfig, made_of
 from assay.programs.loading import full_name
 from assay.rubrics import Rubric
 from assay.traces import Store, schema, store_url
 from assay.traces.sealing import resolve_salt
 
-__all__ = ["Plan", "plan", "training_runs"]
+__all__ = ["Plan", "plan"]
 
 _ANSWER = 40  # tokens of an answer, as long as nothing is known of it
 _LATEST = 1000  # rollouts whose calls tell how long one takes
-_PASSES = 10  # over val, of a search without a cap
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,7 @@ class Plan:
     minutes: float | None
     left_out: str = ""  # rows of the data: duplicates and contradictions
     warnings: Sequence[str] = ()
+    steps: Sequence[Mapping[str, Any]] = ()  # of an improvement: `step`, `calls` that it asks for, `share` of the caps (None: does not fit)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -99,54 +100,39 @@ def plan(
     ):
         each = calls_per_run(job.student.program) + sum(c.judge is not None for c in job.session.rubric.finals)
         sizes, decides = job.splits.sizes(), kind not in ("collect", "evaluate")
-        pair = forecast_pair(job.student.program, job.session)
-        report = plan_report(job.splits, job.session.meter, config.decisions, pair=pair, searching=True)
-        runs = _runs(job, kind, report, each, repeats, trials, order) if decides else {split: repeats * sizes[split]}
-        if count := order.count("grpo"):
-            runs["grpo"] = count * training_runs(made_of(PolicyConfig, grpo or {}, "grpo"), sizes["val"], len(retain))
-        calls = int(sum(runs.values()) * each)
-        if config.max_calls is not None:
-            calls = min(calls, config.max_calls)
         few = too_few_to_score(sizes, split) if kind == "evaluate" else None if kind == "collect" else too_small(sizes)
-        return _plan(job, kind, calls, store, [*([f"warning: {few}"] if few else []), *([report.shows] if decides else [])])
+        warnings, steps = [f"warning: {few}"] if few else [], list[dict[str, Any]]()
+        if kind == "improve":
+            trained = made_of(PolicyConfig, grpo or {}, "grpo")
+            improvement = _improvement(job, plan_steps(order, sizes, config, each=each, rollouts=repeats, grpo=trained, retained=len(retain)))
+            caps = replace(config.caps, search_calls=None)
+            runs, steps = improvement.runs, improvement.rows(caps)
+            warnings += improvement.lines(caps)
+        elif decides:
+            pair = forecast_pair(job.student.program, job.session)
+            report = plan_report(job.splits, job.session.meter, config.decisions, pair=pair, searching=True)
+            search = trials * repeats * sizes["val"] if kind == "tune" else search_runs(config, each, sizes["val"])
+            runs = search + 2 * report.gate + 2 * report.test
+            warnings.append(report.shows)
+        else:
+            runs = repeats * sizes[split]
+        calls = min(int(runs * each), config.max_calls if config.max_calls is not None else math.inf)
+        return _plan(job, kind, int(calls), store, warnings, steps)
 
 
-def _runs(job: Job, kind: str, report: ReportPlan, each: int, repeats: int, trials: int, order: Sequence[str]) -> dict[str, float]:
-    """Runs of the program, by what they are for."""
-    sizes, config = job.splits.sizes(), job.config
-    cap = config.max_search_calls or (AUTO_SEARCH_CALLS if config.optimizer == "auto" else None)
-    search = cap / each if cap is not None else _PASSES * min(50, sizes["val"])
-    if kind == "tune":
-        return {"search": trials * repeats * sizes["val"], "gate": 2 * report.gate, "test": 2 * report.test}
-    if kind == "compile":
-        return {"search": search, "gate": 2 * report.gate, "test": 2 * report.test}
-    prompts, sft = order.count("prompts"), order.count("sft")
-    gates = 2 * report.gate * len(order)  # each step decides once
-    return {"search": prompts * search, "collect": sft * repeats * sizes["train"], "gate": gates, "test": 2 * report.test}
+def _improvement(job: Job, steps: Sequence[StepPlan]) -> ImprovePlan:
+    pair = forecast_pair(job.student.program, job.session, cost_per_call=price_of(job.session.lm, 300, 40) or 0.0)
+    return ImprovePlan(report=plan_report(job.splits, Meter(), job.config.decisions, pair=pair), steps=steps)
 
 
-def training_runs(config: PolicyConfig, val: int, retained: int = 0) -> int:
-    """Runs of the program that a training makes without its sealed test: rollouts, and held-out tasks along the way, greedily and sampled.
-
-    Worked: 30 steps of 4 tasks with 6 rollouts, and 16 tasks evaluated in two ways before step 1 and every 10: 720 + 4 * 32 = 848.
-
-    Args:
-        val: tasks of val; a retained program is taken to have as many, and its tasks are run greedily.
-    """
-    rollouts = math.ceil(config.steps / config.iterations) * config.tasks * config.num_generations
-    if not config.evaluate_every:
-        return rollouts
-    evaluations = 1 + math.ceil(config.steps / config.evaluate_every)  # before the first step, every so many, and after the last
-    return rollouts + evaluations * (2 + retained) * min(config.held_out, val)
-
-
-def _plan(job: Job, kind: str, calls: int, store: str | Path | None, warnings: list[str]) -> Plan:
+def _plan(job: Job, kind: str, calls: int, store: str | Path | None, warnings: list[str], steps: list[dict[str, Any]]) -> Plan:
     session, tasks = job.session, [*job.splits.train, *job.splits.val, *job.splits.gate]
     shown = count_tokens(session.lm, f"{dict(tasks[0].inputs)} {dict(tasks[0].expected)}") if tasks else 100
     prompt = 120 + shown * (1 + job.config.demos)
     latency = _latency_s(store, session.lm.model)
     return Plan(
-        kind=kind, sizes=job.splits.sizes(), calls=calls, tokens=calls * (prompt + _ANSWER), left_out=job.splits.left_out(), warnings=warnings,
+        kind=kind, sizes=job.splits.sizes(), calls=calls, tokens=calls * (prompt + _ANSWER), left_out=job.splits.left_out(),
+        warnings=warnings, steps=steps,
         cost_usd=price_of(session.lm, calls * prompt, calls * _ANSWER),
         minutes=None if latency is None else calls * latency / max(1, session.threads) / 60,
     )  # fmt: skip

@@ -61,13 +61,14 @@ class Decisions:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportPlan:
-    """Tasks of gate and test, and what a pair of runs (the program before and after) takes of the caps."""
+    """Tasks of gate and test, and what a pair of runs (the program before and after) takes of the caps; `gates` of them come, each as large."""
 
     gate: int
     test: int
     pair: Usage
     capped: bool = False
     tested: bool = True
+    gates: int = 1
 
     @property
     def short(self) -> str | None:
@@ -91,7 +92,7 @@ class ReportPlan:
 
     @property
     def usage(self) -> dict[str, Usage]:
-        """What gate and test will take."""
+        """What a gate and test will take."""
         return {"gate": _times(self.pair, self.gate), "test": _times(self.pair, self.test)}
 
     def hold(self, meter: Meter) -> None:
@@ -100,9 +101,9 @@ class ReportPlan:
 
     def within(self, meter: Meter, *, searching: bool = False) -> "ReportPlan":
         """As many of these tasks as the caps allow; see `plan_report`."""
-        wanted, fitting = self.gate + self.test, _fitting(meter, self.pair, searching)
-        gate = self.gate if fitting >= wanted else min(self.gate, int(fitting) // (1 + self.tested))
-        test = min(self.test, int(min(fitting, 10**9)) - gate)
+        wanted, fitting = self.gates * self.gate + self.test, _fitting(meter, self.pair, searching)
+        gate = self.gate if fitting >= wanted else min(self.gate, int(fitting) // (self.gates + self.tested))
+        test = min(self.test, int(min(fitting, 10**9)) - self.gates * gate)
         return replace(self, gate=gate, test=test, capped=fitting < wanted)
 
 
