@@ -220,8 +220,9 @@ def test_addresses_local_names_and_allowed_names_are_answered(stage: Stage, host
 @pytest.mark.parametrize("stage", [{}], indirect=True)
 def test_a_path_that_is_not_spoken_is_counted_without_the_token_in_it(stage: Stage) -> None:
     token = stage.opened()["api_key"]
-    assert post(f"{stage.url}/r/{token}/v1/embeddings", {})[0] == 404
-    assert stage.gateway.stats()["not_spoken"] == {"/r/…/v1/embeddings": 1}
+    assert post(f"{stage.url}/r/{token}/v1/embeddings", {})[0] == 403
+    assert post(f"{stage.url}/r/{token}/feedback", {})[0] == 404
+    assert stage.gateway.stats()["not_spoken"] == {"/v1/embeddings": 1, "/feedback": 1}
 
 
 def test_serve_prints_the_key_that_it_made(tmp_path: Path) -> None:

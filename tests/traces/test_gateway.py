@@ -274,7 +274,7 @@ def test_bodies_paths_and_json_that_do_not_fit_are_refused(stage: Stage) -> None
     assert (status, "larger than 10 MB" in told["error"]["message"]) == (413, True)
     assert post(f"{stage.url}/v1/chat/completions", b"{broken")[0] == 422
     status, told = post(f"{stage.url}/v1/embeddings", {"input": "x"})
-    assert (status, "/v1/chat/completions" in told["error"]["message"]) == (404, True)
+    assert (status, "with the gateway's key" in told["error"]["message"]) == (403, True)
     assert stage.gateway.stats()["not_spoken"] == {"/v1/embeddings": 1}
     assert stage.upstream.calls == 0
     assert stage.rollouts() == []

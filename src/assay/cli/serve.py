@@ -94,11 +94,12 @@ async def _serve(
         audit = gateway.stats()
         opened.put_run(run_id, kind="serve", config=config, status="done", started_at=started, unrecorded=Unrecorded(audit["unrecorded"]))
         opened.close()
-    past = audit["not_spoken"]
+    past, through = audit["not_spoken"], audit["passed_through"]
     if as_json:
         print_json(audit)
     shown.say(
         f"{audit['calls']} calls went to a model, {audit['stored']} are stored, {audit['unrecorded']} were not recorded; "
         f"{audit['unclosed']} rollouts were never closed"
+        + (f"; passed on and not recorded: {', '.join(f'{name} ({count})' for name, count in through.items())}" if through else "")
         + (f"; asked for and not spoken here: {', '.join(f'{path} ({count})' for path, count in past.items())}" if past else "")
     )

@@ -42,6 +42,8 @@ class ScriptedUpstream:
         app = web.Application(client_max_size=64 << 20)
         for dialect, path in DIALECTS.items():
             app.router.add_post(path, self._handler(dialect))
+            if dialect in ("chat", "completions"):
+                app.router.add_post("/openai/deployments/{name}" + path.removeprefix("/v1"), self._handler(dialect))  # Azure's
         app.router.add_get("/v1/models", self._models)
         return app
 
@@ -168,6 +170,10 @@ def _whole(dialect: str, number: int, model: str, text: str, calls: Sequence[Cal
         choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if calls else "stop", "logprobs": None}
         usage = {"prompt_tokens": 7, "completion_tokens": tokens, "total_tokens": 7 + tokens}
         return {"id": f"chatcmpl-{number}", "object": "chat.completion", "created": 1, "model": model, "choices": [choice], "usage": usage}
+    if dialect == "completions":
+        usage = {"prompt_tokens": 7, "completion_tokens": tokens, "total_tokens": 7 + tokens}
+        choice = {"index": 0, "text": text, "finish_reason": "stop", "logprobs": None}
+        return {"id": f"cmpl-{number}", "object": "text_completion", "created": 1, "model": model, "choices": [choice], "usage": usage}
     if dialect == "responses":
         items: list[dict[str, Any]] = [
             {
@@ -209,7 +215,8 @@ def _events(
         size = max(1, -(-len(said) // chunks))
         return [said[at : at + size] for at in range(0, len(said), size)] or [""]
 
-    yield from {"chat": _chat_stream, "responses": _responses_stream, "messages": _anthropic_stream}[dialect](whole, text, calls, parts, usage)
+    streams = {"chat": _chat_stream, "completions": _text_stream, "responses": _responses_stream, "messages": _anthropic_stream}
+    yield from streams[dialect](whole, text, calls, parts, usage)
 
 
 def _chat_stream(whole: dict[str, Any], text: str, calls: Sequence[Call], parts: Parts, usage: bool) -> Iterator[bytes]:
@@ -227,6 +234,15 @@ def _chat_stream(whole: dict[str, Any], text: str, calls: Sequence[Call], parts:
             function = {"arguments": part, **({"name": name} if at == 0 else {})}
             yield chunk({"tool_calls": [{"index": index, **first, "function": function}]})
     yield chunk({}, "tool_calls" if calls else "stop")
+    if usage:
+        yield f"data: {json.dumps({**head, 'choices': [], 'usage': whole['usage']})}\n\n".encode()
+    yield b"data: [DONE]\n\n"
+
+
+def _text_stream(whole: dict[str, Any], text: str, calls: Sequence[Call], parts: Parts, usage: bool) -> Iterator[bytes]:
+    head = {key: whole[key] for key in ("id", "object", "created", "model")}
+    for part, finish in (*((part, None) for part in parts(text)), ("", "stop")):
+        yield f"data: {json.dumps({**head, 'choices': [{'index': 0, 'text': part, 'finish_reason': finish, 'logprobs': None}]})}\n\n".encode()
     if usage:
         yield f"data: {json.dumps({**head, 'choices': [], 'usage': whole['usage']})}\n\n".encode()
     yield b"data: [DONE]\n\n"

@@ -1,7 +1,7 @@
-"""One LM call in the three dialects of the field and in DSPy's own form, read as OpenAI chat messages.
+"""One LM call in the dialects of the field and in DSPy's own form, read as OpenAI chat messages.
 
-A request that came over HTTP is kept exactly, as `{"dialect": D, "body": …}` with D one of `chat` (OpenAI chat completions),
-`responses` (OpenAI Responses) and `messages` (Anthropic); one without a dialect is DSPy's canonical request. Does not talk to models.
+A request that came over HTTP is kept exactly, as `{"dialect": D, "body": …}` with D one of `chat` (OpenAI chat completions), `completions` (of
+text, OpenAI), `responses` (OpenAI Responses) and `messages` (Anthropic); one without a dialect is DSPy's canonical request. Does not talk to models.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ __all__ = [
     "part_texts", "told_error", "tool_results",
 ]  # fmt: skip
 
-DIALECTS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
+DIALECTS = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
 Message = dict[str, Any]
 _TOO_LONG = frozenset({
     "context_length_exceeded", "exceed_context_size_error", "ContextWindowExceededError", "input_tokens",  # the last as vLLM's `param`
@@ -116,7 +116,8 @@ def chat_messages(request: Mapping[str, Any]) -> list[Message]:
     body = request.get("body", request)
     if not isinstance(body, Mapping):
         return []
-    reader = {"chat": _from_chat, "responses": _from_responses, "messages": _from_anthropic}.get(str(request.get("dialect")), _from_canonical)
+    readers = {"chat": _from_chat, "completions": _from_completions, "responses": _from_responses, "messages": _from_anthropic}
+    reader = readers.get(str(request.get("dialect")), _from_canonical)
     return list(reader(body))
 
 
@@ -152,6 +153,14 @@ def _from_chat(body: Mapping[str, Any]) -> Iterator[Message]:
             kept["tool_calls"] = calls
             kept["content"] = kept["content"] or None
         yield kept
+
+
+def _from_completions(body: Mapping[str, Any]) -> Iterator[Message]:
+    """Each prompt as a user's message; tokens as JSON."""
+    prompt = body.get("prompt")
+    several = isinstance(prompt, list) and not all(isinstance(token, int) for token in prompt)
+    for one in prompt if several and prompt else [prompt] if prompt else ():
+        yield {"role": "user", "content": one if isinstance(one, str) else json.dumps(one)}
 
 
 def _from_responses(body: Mapping[str, Any]) -> Iterator[Message]:
@@ -232,7 +241,8 @@ def _from_canonical(body: Mapping[str, Any]) -> Iterator[Message]:
 
 def answer_of(dialect: str | None, body: Mapping[str, Any]) -> Answer:
     """What a response says, in the dialect of its request (None: DSPy's canonical form)."""
-    reader = {"chat": _chat_answer, "responses": _responses_answer, "messages": _anthropic_answer}.get(str(dialect), _canonical_answer)
+    readers = {"chat": _chat_answer, "completions": _chat_answer, "responses": _responses_answer, "messages": _anthropic_answer}
+    reader = readers.get(str(dialect), _canonical_answer)
     return reader(body)
 
 
@@ -279,7 +289,10 @@ def _chat_answer(body: Mapping[str, Any]) -> Answer:
     usage = body.get("usage") or {}
     found.prompt_tokens, found.completion_tokens = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
     found.thinking_tokens = _count((usage.get("completion_tokens_details") or {}).get("reasoning_tokens"))
-    tokens = list(each((choice.get("logprobs") or {}).get("content")))
+    told = choice.get("logprobs") or {}
+    tokens, plain = list(each(told.get("content"))), told.get("token_logprobs")
+    if isinstance(plain, list) and plain and all(isinstance(logprob, int | float) for logprob in plain):  # of a completion
+        found.logprobs = tuple(map(float, plain))
     if tokens:
         if all(token.get("logprob") is not None for token in tokens):
             found.logprobs = tuple(float(token["logprob"]) for token in tokens)

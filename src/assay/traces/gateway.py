@@ -7,7 +7,6 @@ made up.
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
+import aiohttp
 from aiohttp import web
 
 from assay.errors import AssayError, ConfigError, FailureKind, StoreError, UnknownRollout
@@ -22,16 +22,19 @@ from assay.models.failures import failure_of_call
 from assay.models.roles import is_embedded
 from assay.traces.access import LOOPBACK, Access, Refused
 from assay.traces.dialects import DIALECTS, chat_messages
+from assay.traces.headers import KEYS
 from assay.traces.live import Live, LiveRollouts, check_status, rollout_id_of
 from assay.traces.passing import Passed, is_constrained, json_body, pass_on, storable
 from assay.traces.records import Transition
+from assay.traces.relay import Relay, inner_path
 from assay.traces.store import Store
 from assay.traces.upstreams import HttpUpstream, LitellmUpstream, upstream_of
 
 __all__ = ["Gateway"]
 
 _LOG = logging.getLogger("assay.gateway")
-_PLACE = re.compile(r"^/r/[^/]+/")
+_OWN = ("/assay", "/feedback", "/health", "/reward", "/close")  # of the gateway itself: never passed on
+_AZURE = ("/openai/deployments/{deployment}", "/openai/v1", "/openai")  # how addresses begin that name no dialect's own path
 _STATUS = {FailureKind.TIMEOUT: 504, FailureKind.CONTEXT: 400}  # of a failed call by its kind; others are 502
 Upstream = HttpUpstream | LitellmUpstream
 
@@ -65,9 +68,10 @@ class Gateway:
         self.one_server = one_server
         self.rollouts = LiveRollouts(store, run_id=run_id, idle_s=idle_s)
         self.asked = self.stored = self.refused = 0
-        self.past: dict[str, int] = {}  # paths that are no LM calls we can read, by how often they were asked for
+        self.past: dict[str, int] = {}  # paths that were neither recorded nor passed on, by how often they were asked for
+        self.relay = Relay()
         self._upstreams: list[Upstream] = [upstream]
-        self._asking: set[Any] = {self._models}  # handlers of what an agent may ask for; all others need the gateway's key
+        self._asking: set[Any] = {self._models, self._count_tokens}  # what an agent may ask for; all else needs the gateway's key
 
     # -- the application
 
@@ -80,8 +84,11 @@ class Gateway:
             for prefix in ("", "/r/{rollout}"):
                 app.router.add_post(prefix + path, call)
                 app.router.add_post(prefix + path.removeprefix("/v1"), call)
+                for azure in _AZURE if dialect != "messages" else ():
+                    app.router.add_post(prefix + azure + path.removeprefix("/v1"), call)
         for prefix in ("", "/r/{rollout}"):
             app.router.add_get(f"{prefix}/v1/models", self._models)
+            app.router.add_post(f"{prefix}/v1/messages/count_tokens", self._count_tokens)
         app.router.add_post("/assay/rollouts", self._open)
         app.router.add_get("/assay/rollouts/{rollout}", self._show)
         app.router.add_post("/assay/rollouts/{rollout}/reward", self._reward)
@@ -92,6 +99,8 @@ class Gateway:
         app.router.add_get("/assay/stats", self._stats)
         app.router.add_post("/assay/model", self._serve_model)
         app.router.add_get("/health", self._health)
+        for prefix in ("/r/{rollout}", ""):
+            app.router.add_route("*", f"{prefix}/{{path:.*}}", self._other)
         app.cleanup_ctx.append(self._running)
         return app
 
@@ -131,11 +140,6 @@ class Gateway:
         except (ConnectionError, asyncio.CancelledError):
             raise
         except web.HTTPException as error:
-            if error.status == 404 and request.path.startswith(("/v1/", "/r/")):
-                path = _PLACE.sub("/r/…/", request.path)  # a token is not to be counted
-                name = path if len(self.past) < 100 else "other"
-                self.past[name] = self.past.get(name, 0) + 1
-                return _error(404, f"{path} is not spoken here: there are {', '.join(DIALECTS.values())}")
             return _error(error.status, error.reason)
         except Exception as error:
             _LOG.error("%s %s: %s: %s", request.method, request.path, type(error).__name__, error)
@@ -147,10 +151,10 @@ class Gateway:
         if (origin := request.headers.get("Origin")) and urlsplit(origin).hostname not in LOOPBACK and self.access.open:
             raise Refused(403, f"a page of {origin!r} may not use this gateway")  # a browser sends what any page tells it to
         caller = self.access.caller(request)
-        handler, unknown = request.match_info.handler, request.match_info.http_exception is not None
+        handler = request.match_info.handler
         if handler == self._health:
             return
-        if handler in self._asking or unknown:
+        if handler in self._asking or handler == self._other:
             self.access.may_call(caller)
         else:
             self.access.may_manage(caller)
@@ -175,7 +179,7 @@ class Gateway:
         )  # fmt: skip
         self.asked += 1
         passed, clock = Passed(), time.perf_counter()
-        passed.secrets = [sent for sent in (_sent_key(request), request.headers.get("x-api-key", "")) if sent]
+        passed.secrets = [sent for sent in (_sent_key(request), *map(request.headers.get, KEYS)) if sent]
 
         def keep() -> None:
             if not passed.kept:
@@ -184,8 +188,9 @@ class Gateway:
 
         try:
             headers = self.access.passed_on(request.headers)
-            async with live.upstream.ask(dialect, body, raw, headers, request.rel_url.raw_query_string) as reply:
-                choices = body["n"] if isinstance(body.get("n"), int) else 1
+            path = inner_path(request) if "/openai/" in request.path else ""
+            async with live.upstream.ask(dialect, body, raw, headers, request.rel_url.raw_query_string, path) as reply:
+                choices = body["n"] if isinstance(body.get("n"), int) else len(prompt) if isinstance(prompt := body.get("prompt"), list) else 1
                 return await pass_on(request, reply, passed, live.rollout.id, keep, choices=choices)
         except AssayError as error:  # a package that is missing: the caller is told which
             passed.fail(str(error), FailureKind.MODEL)
@@ -314,12 +319,42 @@ class Gateway:
         self.upstream = upstream
         self._upstreams.append(upstream)
 
-    async def _models(self, request: web.Request) -> web.Response:
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        if isinstance(self.upstream, LitellmUpstream):
+            return web.json_response(self.upstream.models())
+        return await self._passed_on(request, self.upstream, lent=True)
+
+    async def _count_tokens(self, request: web.Request) -> web.StreamResponse:
+        if isinstance(self.upstream, LitellmUpstream):
+            return self._not_here(request)
+        return await self._passed_on(request, self.upstream, lent=True)
+
+    async def _other(self, request: web.Request) -> web.StreamResponse:
+        """Anything else: passed on, where the caller may ask the upstream for it."""
+        path, upstream, lent = inner_path(request), self.upstream, self.access.caller(request).has_key
+        if path == "/" or path.startswith(_OWN) or isinstance(upstream, LitellmUpstream):
+            return self._not_here(request)
+        if not self.relay.may_pass(upstream, self.access.passed_on(request.headers), lent=lent):
+            self._count_refused(path)
+            raise Refused(403, f"{path[:100]} is not recorded and is passed on with the gateway's key, or with a key of your own for the upstream")
+        return await self._passed_on(request, upstream, lent=lent)
+
+    async def _passed_on(self, request: web.Request, upstream: HttpUpstream, *, lent: bool) -> web.StreamResponse:
         try:
-            status, data, kind = await self.upstream.get("/v1/models", self.access.passed_on(request.headers))
-        except (OSError, TimeoutError) as error:
+            return await self.relay.pass_on(request, upstream, self.access.passed_on(request.headers), lent=lent)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            if request.transport is None or request.transport.is_closing():
+                raise
             return _error(502, f"the upstream does not answer: {type(error).__name__}")
-        return web.Response(status=status, body=data, headers={"Content-Type": kind})
+
+    def _not_here(self, request: web.Request) -> web.Response:
+        path = inner_path(request)[:200]
+        self._count_refused(path)
+        return _error(404, f"{path} is not spoken here: there are {', '.join(DIALECTS.values())}")
+
+    def _count_refused(self, path: str) -> None:
+        name = path[:200] if path in self.past or len(self.past) < 100 else "other"
+        self.past[name] = self.past.get(name, 0) + 1
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "ok", "model": self.upstream.name})
@@ -332,8 +367,9 @@ class Gateway:
         rollouts = self.rollouts
         in_flight = sum(live.in_flight for live in rollouts.open.values())
         return {
-            "calls": self.asked, "stored": self.stored - self.store.dropped, "in_flight": in_flight,
-            "unrecorded": self.unrecorded, "not_spoken": dict(self.past), "open": len(rollouts.open), "closed": rollouts.closed,
+            "calls": self.asked + self.relay.lm_calls, "stored": self.stored - self.store.dropped, "in_flight": in_flight,
+            "unrecorded": self.unrecorded, "passed_through": dict(self.relay.counts), "not_spoken": dict(self.past),
+            "open": len(rollouts.open), "closed": rollouts.closed,
             "unclosed": rollouts.unclosed, "model": self.upstream.name,
         }  # fmt: skip
 
@@ -341,7 +377,7 @@ class Gateway:
     def unrecorded(self) -> int:
         """Calls that went to a model and are not in the store."""
         in_flight = sum(live.in_flight for live in self.rollouts.open.values())
-        return max(0, self.asked - in_flight - self.stored) + self.store.dropped
+        return max(0, self.asked - in_flight - self.stored) + self.store.dropped + self.relay.lm_calls
 
 
 def _failure_kind(value: Any) -> FailureKind | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 from aiohttp import web
+from multidict import CIMultiDict
 
 from assay.errors import ConfigError, FailureKind
 from assay.traces.dialects import Answer, answer_of, error_in, is_context_error, told_error
@@ -101,7 +102,7 @@ class Passed:
             if self.left and self.streamed and complete:
                 self.error = self.failure = None  # many close the connection at the last event
             if body is not None:
-                response_id = body.get("id") if dialect != "chat" else None
+                response_id = body.get("id") if dialect in ("responses", "messages") else None
                 answer = _fill(transition, dialect, body)
             self._judge(dialect, body, complete)
         except Exception as error:
@@ -153,8 +154,9 @@ async def pass_on(
     Some clients leave at the reason why a chat ended, one event before the last: of an answer with one choice it waits for that.
     """
     passed.status = reply.status
-    headers = {**reply.headers, "x-assay-rollout": rollout_id}
-    passed.streamed = "event-stream" in {k.lower(): v for k, v in headers.items()}.get("content-type", "")
+    headers = CIMultiDict(reply.headers)
+    headers["x-assay-rollout"] = rollout_id
+    passed.streamed = "event-stream" in headers.get("content-type", "")
     if not passed.streamed:
         chunks = []
         async for chunk in reply.chunks:
@@ -163,7 +165,8 @@ async def pass_on(
         whole = web.Response(status=reply.status, body=b"".join(chunks), headers=headers)
         passed.response = whole
         return whole
-    response = passed.response = web.StreamResponse(status=reply.status, headers={**headers, "Cache-Control": "no-cache"})
+    headers.setdefault("Cache-Control", "no-cache")
+    response = passed.response = web.StreamResponse(status=reply.status, headers=headers)
     await response.prepare(request)
     held = b""
     async for chunk in reply.chunks:

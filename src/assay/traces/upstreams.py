@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 from yarl import URL
@@ -21,14 +22,15 @@ from assay.models.redirects import no_redirects
 from assay.models.roles import check_address, is_embedded
 from assay.models.transports import accounted
 from assay.traces.dialects import DIALECTS
+from assay.traces.headers import KEYS, request_headers, response_headers
 
 __all__ = ["HttpUpstream", "LitellmUpstream", "Reply", "upstream_of"]
 
 _STATUS = {FailureKind.TIMEOUT: 504, FailureKind.CONTEXT: 400}  # whatever status litellm gives to its own timeouts
-_PASSED = ("accept", "content-type", "openai-organization", "openai-project", "openai-beta", "anthropic-version", "anthropic-beta", "user-agent")
-_RETURNED = ("content-type", "retry-after", "request-id", "x-request-id", "openai-processing-ms")
+_DEPLOYMENT = re.compile(r"(?<=^/openai/deployments/)[^/]+")
+_AZURE = "/openai/"  # how paths of Azure begin, which takes a key in a header of its own
 _PROVIDERS = {  # base address, key, and the dialects it speaks itself
-    "openai": ("https://api.openai.com", "OPENAI_API_KEY", ("chat", "responses")),
+    "openai": ("https://api.openai.com", "OPENAI_API_KEY", ("chat", "completions", "responses")),
     "anthropic": ("https://api.anthropic.com", "ANTHROPIC_API_KEY", ("messages",)),
 }
 
@@ -37,6 +39,8 @@ _SAMPLING = ("temperature", "top_p", "stream", "tools", "tool_choice", "parallel
 _PARAMETERS = {  # what is passed to litellm, which takes addresses and keys among its arguments
     "chat": frozenset((*_SAMPLING, "messages", "max_tokens", "max_completion_tokens", "n", "stop", "seed", "presence_penalty", "frequency_penalty",
                        "logit_bias", "logprobs", "top_logprobs", "response_format", "reasoning_effort", "stream_options", "modalities", "verbosity")),
+    "completions": frozenset((*_SAMPLING, "prompt", "suffix", "best_of", "echo", "max_tokens", "n", "stop", "seed", "presence_penalty",
+                              "frequency_penalty", "logit_bias", "logprobs", "stream_options")),
     "responses": frozenset((*_SAMPLING, "input", "instructions", "max_output_tokens", "previous_response_id", "reasoning", "text", "truncation",
                             "include", "max_tool_calls", "top_logprobs", "background")),
     "messages": frozenset((*_SAMPLING, "messages", "system", "max_tokens", "stop_sequences", "top_k", "thinking")),
@@ -48,7 +52,7 @@ class Reply:
     """An answer that has begun: its status, headers to pass on, and its bytes as they come."""
 
     status: int
-    headers: dict[str, str]
+    headers: Mapping[str, str]
     chunks: AsyncIterator[bytes]
 
 
@@ -77,8 +81,16 @@ class HttpUpstream:
     _session: aiohttp.ClientSession | None = field(default=None, repr=False)
 
     @asynccontextmanager
-    async def ask(self, dialect: str, body: dict[str, Any], raw: bytes, headers: Mapping[str, str], query: str = "") -> AsyncIterator[Reply]:
-        """Sends a request of one dialect; `raw` are the bytes it came in, `query` what its address had after the question mark."""
+    async def ask(
+        self, dialect: str, body: dict[str, Any], raw: bytes, headers: Mapping[str, str], query: str = "", path: str = ""
+    ) -> AsyncIterator[Reply]:
+        """Sends a request of one dialect.
+
+        Args:
+            raw: the bytes it came in.
+            query: what its address had after the question mark.
+            path: of its address, where that is not the dialect's own: Azure's names the deployment.
+        """
         if dialect not in self.dialects and self.other is not None:
             async with self.other.ask(dialect, body, raw, headers) as reply:
                 yield reply
@@ -89,33 +101,37 @@ class HttpUpstream:
         if self.logprobs and dialect == "chat" and "logprobs" not in body:
             changed["logprobs"], changed["top_logprobs"] = True, 1
         data = json.dumps({**body, **changed}, ensure_ascii=True).encode() if changed else raw
-        address = URL(self.base + DIALECTS[dialect] + (f"?{query}" if query else ""), encoded=True)
+        path = path or DIALECTS[dialect]
+        if self.model is not None:
+            path = _DEPLOYMENT.sub(quote(self.model, safe=""), path)
         with accounted():  # the gateway records it
-            asked = self.session.post(address, data=data, headers=self._headers(headers), allow_redirects=False)
-            answer = await asked
+            answer = await self._request("POST", path, query, {"Content-Type": "application/json", **headers}, data, lent=True)
         async with answer:
-            if 300 <= answer.status < 400:
-                yield _redirected(answer)
-                return
-            passed = {
-                k: v for k, v in answer.headers.items() if k.lower() in _RETURNED or k.lower().startswith(("x-ratelimit", "anthropic-ratelimit"))
-            }
-            yield Reply(answer.status, passed, answer.content.iter_any())
+            yield _reply(answer)
 
-    async def get(self, path: str, headers: Mapping[str, str]) -> tuple[int, bytes, str]:
-        """Anything that is only read: the list of models."""
-        async with self.session.get(self.base + path, headers=self._headers(headers), allow_redirects=False) as answer:
-            if 300 <= answer.status < 400:
-                return 502, _redirect_error(answer), "application/json"
-            return answer.status, await answer.read(), answer.headers.get("content-type", "application/json")
+    @asynccontextmanager
+    async def relay(self, method: str, path: str, query: str, headers: Mapping[str, str], data: Any, *, lent: bool) -> AsyncIterator[Reply]:
+        """Passes any other request on as it is, without its bytes being read.
 
-    def _headers(self, headers: Mapping[str, str]) -> dict[str, str]:
-        found = {k: v for k, v in headers.items() if k.lower() in _PASSED}
-        if self.key is None:
-            found.update({k: v for k, v in headers.items() if k.lower() in ("authorization", "x-api-key")})
-        elif self.key:
-            found.update({"Authorization": f"Bearer {self.key}", "x-api-key": self.key})
-        return {"Content-Type": "application/json", **found, "Accept-Encoding": "identity"}
+        Args:
+            lent: whether this upstream's key is sent in place of the caller's own.
+        """
+        with accounted():  # the gateway counts it
+            answer = await self._request(method, path, query, headers, data, lent=lent)
+        async with answer:
+            yield _reply(answer)
+
+    async def _request(self, method: str, path: str, query: str, headers: Mapping[str, str], data: Any, *, lent: bool) -> aiohttp.ClientResponse:
+        address = URL(self.base + path + (f"?{query}" if query else ""), encoded=True)
+        given, length = request_headers(headers), {key: value for key, value in headers.items() if key.lower() == "content-length"}
+        if self.key is not None and lent:
+            for name in KEYS:
+                given.popall(name, None)
+            if self.key:
+                given.update({"api-key": self.key} if path.startswith(_AZURE) else {"Authorization": f"Bearer {self.key}", "x-api-key": self.key})
+        given.update({"Accept-Encoding": "identity", **(length if not isinstance(data, bytes) else {})})
+        unasked = ("User-Agent", "Accept", "Content-Type")  # which the client would add by itself
+        return await self.session.request(method, address, data=data, headers=given, skip_auto_headers=unasked, allow_redirects=False)
 
     @property
     def session(self) -> aiohttp.ClientSession:
@@ -141,9 +157,12 @@ class LitellmUpstream:
     price_usd: float | None = None
 
     @asynccontextmanager
-    async def ask(self, dialect: str, body: dict[str, Any], raw: bytes, headers: Mapping[str, str], query: str = "") -> AsyncIterator[Reply]:
+    async def ask(
+        self, dialect: str, body: dict[str, Any], raw: bytes, headers: Mapping[str, str], query: str = "", path: str = ""
+    ) -> AsyncIterator[Reply]:
         litellm = _litellm(dialect)
-        call = {"chat": litellm.acompletion, "responses": litellm.aresponses, "messages": litellm.anthropic_messages}[dialect]
+        calls = {"chat": "acompletion", "completions": "atext_completion", "responses": "aresponses", "messages": "anthropic_messages"}
+        call = getattr(litellm, calls[dialect])
         try:
             asked = {key: value for key, value in body.items() if key in _PARAMETERS[dialect]}  # a caller must not name another server, or its key
             with accounted(), no_redirects():  # the gateway records it
@@ -159,9 +178,10 @@ class LitellmUpstream:
         else:
             yield Reply(200, {"Content-Type": "application/json"}, _once(json.dumps(_plain(answer), default=str).encode()))
 
-    async def get(self, path: str, headers: Mapping[str, str]) -> tuple[int, bytes, str]:
+    def models(self) -> dict[str, Any]:
+        """The list of models that it has."""
         models = {"object": "list", "data": [{"id": self.name, "object": "model", "owned_by": "assay"}]}
-        return 200, json.dumps(models).encode(), "application/json"
+        return models
 
     async def close(self) -> None:
         pass
@@ -171,9 +191,15 @@ def _litellm(dialect: str) -> Any:
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # prices are not asked for here, and fetching them takes seconds
     import litellm
 
-    if dialect != "chat" and importlib.util.find_spec("mcp") is None:
+    if dialect not in ("chat", "completions") and importlib.util.find_spec("mcp") is None:
         raise MissingExtra("mcp", "serve")  # litellm's own translation of Responses and Anthropic messages wants it
     return litellm
+
+
+def _reply(answer: aiohttp.ClientResponse) -> Reply:
+    if answer.status in (301, 302, 303, 307, 308):
+        return _redirected(answer)
+    return Reply(answer.status, response_headers(answer.headers), answer.content.iter_any())
 
 
 def _redirected(answer: aiohttp.ClientResponse) -> Reply:
@@ -201,9 +227,9 @@ async def _events(dialect: str, answer: Any) -> AsyncIterator[bytes]:
             yield event.encode() if isinstance(event, str) else event
             continue
         data = _plain(event)
-        head = f"event: {data.get('type')}\n" if dialect != "chat" else ""
+        head = f"event: {data.get('type')}\n" if dialect in ("responses", "messages") else ""
         yield f"{head}data: {json.dumps(data, default=str)}\n\n".encode()
-    if dialect == "chat":
+    if dialect in ("chat", "completions"):
         yield b"data: [DONE]\n\n"
 
 

@@ -1,0 +1,63 @@
+"""Requests that are no LM calls a gateway can read: passed to the upstream and back as they are, counted by path, not recorded.
+
+Lists of models, counts of tokens, embeddings, files, batches, answers by their id. They cost the owner of the provider's key money and reach what
+is stored at the provider, so that key is lent to callers with the gateway's key alone; others need a key of the upstream of their own.
+"""
+
+import re
+from collections.abc import Mapping
+
+from aiohttp import web
+
+from assay.models.transports import is_lm_request
+from assay.traces.headers import KEYS
+from assay.traces.upstreams import HttpUpstream
+
+__all__ = ["Relay", "inner_path"]
+
+_PLACE = re.compile(r"^/r/[^/]+(?=/)")
+_NAMES = 100  # paths that are counted by name
+_PART = re.compile(r"v\d+\w*|[A-Za-z_:.-]{1,40}")  # of a path; others are ids
+
+
+def inner_path(request: web.Request) -> str:
+    """A request's path without the rollout or token that it names, as it was sent."""
+    return _PLACE.sub("", request.rel_url.raw_path)
+
+
+class Relay:
+    """`counts` by method and path, ids left out; `lm_calls` among them, which nothing records."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self.lm_calls = 0
+
+    def may_pass(self, upstream: HttpUpstream, headers: Mapping[str, str], *, lent: bool) -> bool:
+        """Whether a caller has a key to ask with, or needs none."""
+        return lent or not upstream.key or any(name.lower() in KEYS for name in headers)
+
+    async def pass_on(self, request: web.Request, upstream: HttpUpstream, headers: Mapping[str, str], *, lent: bool) -> web.StreamResponse:
+        """Asks the upstream and returns its answer.
+
+        Args:
+            headers: the request's, without what is the gateway's own.
+            lent: whether the gateway's key of the upstream is used.
+        """
+        self._count(request.method, inner_path(request))
+        sized = "Content-Length" in request.headers and "Content-Encoding" not in request.headers
+        given = {**headers, **({"Content-Length": request.headers["Content-Length"]} if sized else {})}
+        data = request.content if request.body_exists else None
+        path, query = inner_path(request), request.rel_url.raw_query_string
+        async with upstream.relay(request.method, path, query, given, data, lent=lent) as reply:
+            response = web.StreamResponse(status=reply.status, headers=reply.headers)
+            await response.prepare(request)
+            async for chunk in reply.chunks:
+                await response.write(chunk)
+            await response.write_eof()
+            return response
+
+    def _count(self, method: str, path: str) -> None:
+        self.lm_calls += is_lm_request(method, path)
+        name = f"{method} {'/'.join(part if not part or _PART.fullmatch(part) else '*' for part in path.split('/'))}"
+        name = name if name in self.counts or len(self.counts) < _NAMES else "other"
+        self.counts[name] = self.counts.get(name, 0) + 1

@@ -1,0 +1,241 @@
+"""A gateway changes nothing between a client and its upstream: headers both ways, addresses, and what is no LM call."""
+
+import http.client
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from aiohttp import web
+
+from assay.testing.serving import get, served
+from assay.testing.upstream import ScriptedUpstream
+from assay.traces import Rollout, Store
+from assay.traces.gateway import Gateway
+from assay.traces.upstreams import upstream_of
+
+KEY, OWN = "gateway-key-1", "sk-of-the-caller"
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+SENT = {
+    "Idempotency-Key": "abc", "traceparent": "00-1-2-01", "OpenAI-Beta": "x", "X-Custom": "kept", "User-Agent": "agent/1", "Cookie": "a=b",
+    "Connection": "keep-alive, X-Hop", "X-Hop": "1", "TE": "trailers", "x-assay-task": "t",
+}  # fmt: skip
+RETURNED = {
+    "x-should-retry": "false",
+    "retry-after-ms": "12",
+    "x-ratelimit-remaining": "3",
+    "X-Custom": "kept",
+    "Set-Cookie": "a=b",
+    "Server": "theirs",
+}
+
+
+class Echo:
+    """Answers everything with what it was asked: method, address, headers and the length of the body."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self.headers: list[dict[str, str]] = []
+        self.status = 200
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        return app
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        self.asked.append((request.method, request.path_qs))
+        self.headers.append({key.lower(): value for key, value in request.headers.items()})
+        told: dict[str, Any] = {"choices": [{"message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}], "length": len(body)}
+        if request.path.endswith("/moved"):
+            return web.Response(status=307, headers={"Location": "http://elsewhere.example/"})
+        return web.json_response(told, status=self.status, headers=RETURNED)
+
+
+class Stage:
+    def __init__(self, gateway: Gateway, echo: Echo, url: str) -> None:
+        self.gateway, self.echo, self.url = gateway, echo, url
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, dict[str, str], Any]:
+        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        connection = http.client.HTTPConnection(self.url.removeprefix("http://"), timeout=30)
+        try:
+            connection.request(method, path, body=data, headers=headers)
+            answer = connection.getresponse()
+            return answer.status, dict(answer.headers), json.loads(answer.read() or b"null")
+        finally:
+            connection.close()
+
+    def rollouts(self) -> list[Rollout]:
+        self.gateway.store.flush()
+        return [self.gateway.store.rollout(rollout.id) for rollout in self.gateway.store.rollouts()]
+
+
+@pytest.fixture
+def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    echo, options = Echo(), dict(getattr(request, "param", {}))
+    with Store(tmp_path / "s.db") as store, served(echo.app()) as behind:
+        gateway = Gateway(store, upstream_of(options.pop("model", "m"), base=behind, key=options.pop("upstream_key", None)), **options)
+        with served(gateway.app()) as url:
+            yield Stage(gateway, echo, url)
+
+
+def test_headers_pass_both_ways_but_for_those_of_one_connection_and_the_gateways_own(stage: Stage) -> None:
+    status, returned, _ = stage.ask("POST", "/v1/chat/completions", CHAT, **SENT, **{"api-key": OWN, "x-api-key": OWN})
+    (got,) = stage.echo.headers
+    assert status == 200
+    assert {name: got.get(name.lower()) for name in SENT} == {
+        **SENT, "Connection": got.get("connection"), "X-Hop": None, "TE": None, "x-assay-task": None,
+    }  # fmt: skip
+    assert (got["api-key"], got["x-api-key"], got.get("accept")) == (OWN, OWN, None)
+    returned = {name.lower(): value for name, value in returned.items()}
+    assert {name: returned.get(name.lower()) for name in RETURNED} == RETURNED
+    assert "x-assay-rollout" in returned
+
+
+@pytest.mark.parametrize(("named", "tries"), [("false", 1), ("true", 3)])
+def test_a_client_tries_again_as_the_upstream_says(stage: Stage, named: str, tries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RETURNED, "x-should-retry", named)
+    stage.echo.status = 500
+    with pytest.raises(openai.InternalServerError):
+        openai.OpenAI(base_url=f"{stage.url}/v1", api_key="x", max_retries=2).chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "a"}]
+        )
+    assert len(stage.echo.asked) == tries
+
+
+def test_a_cookie_of_one_caller_is_not_sent_for_another(stage: Stage) -> None:
+    for _ in range(2):
+        stage.ask("POST", "/v1/chat/completions", CHAT)
+    assert [headers.get("cookie") for headers in stage.echo.headers] == [None, None]
+
+
+@pytest.mark.parametrize("stage", [{"upstream_key": "sk-owner", "key": KEY}], indirect=True)
+def test_keys_of_the_gateway_stay_and_the_upstreams_own_is_sent(stage: Stage) -> None:
+    assert stage.ask("POST", "/v1/chat/completions", CHAT, **{"api-key": KEY, "Authorization": f"Bearer {OWN}"})[0] == 200
+    assert stage.ask("POST", "/openai/deployments/gpt/chat/completions?api-version=1", CHAT, **{"api-key": KEY})[0] == 200
+    plain, azure = stage.echo.headers
+    assert (plain["authorization"], plain["x-api-key"], plain.get("api-key")) == ("Bearer sk-owner", "sk-owner", None)
+    assert (azure.get("authorization"), azure.get("x-api-key"), azure["api-key"]) == (None, None, "sk-owner")
+    assert KEY not in json.dumps(stage.echo.headers)
+    assert OWN not in json.dumps(stage.echo.headers)
+
+
+# -- addresses
+
+
+@pytest.fixture
+def scripted(tmp_path: Path) -> Iterator[tuple[Gateway, ScriptedUpstream, str]]:
+    upstream = ScriptedUpstream()
+    with Store(tmp_path / "s.db") as store, served(upstream.app()) as behind:
+        gateway = Gateway(store, upstream_of(None, base=behind))
+        with served(gateway.app()) as url:
+            yield gateway, upstream, url
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_azures_client_is_recorded_like_openais(scripted: tuple[Gateway, ScriptedUpstream, str], stream: bool) -> None:
+    gateway, upstream, url = scripted
+    client = openai.AzureOpenAI(azure_endpoint=url, api_key="azure-key", api_version="2024-10-21", max_retries=0)
+    answer = client.chat.completions.create(model="gpt-4o", messages=[{"role": "user", "content": "hello"}], stream=stream)  # type: ignore[call-overload]
+    said = "".join(c.choices[0].delta.content or "" for c in answer) if stream else answer.choices[0].message.content
+    gateway.store.flush()
+    (transition,) = gateway.store.rollout(next(gateway.store.rollouts()).id).transitions
+    assert (said, transition.output, transition.request["dialect"]) == ("echo: hello", "echo: hello", "chat")
+    assert upstream.headers[-1]["api-key"] == "azure-key"
+
+
+@pytest.mark.parametrize("stage", [{"model": "openai/other"}], indirect=True)
+def test_a_model_that_was_named_takes_the_place_of_the_deployment(stage: Stage) -> None:
+    stage.ask("POST", "/openai/deployments/gpt-4o/chat/completions?api-version=2024-10-21", CHAT)
+    assert stage.echo.asked == [("POST", "/openai/deployments/other/chat/completions?api-version=2024-10-21")]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_completions_are_recorded_like_chats(scripted: tuple[Gateway, ScriptedUpstream, str], stream: bool) -> None:
+    gateway, _, url = scripted
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0)
+    answer = client.completions.create(model="m", prompt="once upon a time", stream=stream)  # type: ignore[call-overload]
+    said = "".join(c.choices[0].text for c in answer) if stream else answer.choices[0].text
+    gateway.store.flush()
+    rollout = gateway.store.rollout(next(gateway.store.rollouts()).id)
+    (transition,) = rollout.transitions
+    assert said == transition.output == "echo: once upon a time"
+    assert (rollout.inputs, rollout.prediction) == ({"prompt": "once upon a time"}, {"answer": said})
+    assert gateway.stats()["unrecorded"] == 0
+
+
+# -- what is no LM call
+
+OTHERS = [
+    ("GET", "/v1/models/gpt-4o", None),
+    ("POST", "/v1/embeddings", {"input": "x"}),
+    ("POST", "/v1/files?purpose=batch", b"x" * (20 << 20)),  # more than a call may have
+    ("POST", "/v1/batches", {"input_file_id": "f"}),
+    ("GET", "/v1/responses/resp_68a1", None),
+    ("DELETE", "/v1/responses/resp_68a1", None),
+    ("GET", "/v1/chat/completions", None),  # those that the provider has stored
+]
+
+
+def test_other_paths_pass_through_unrecorded_and_counted(stage: Stage) -> None:
+    for method, path, body in OTHERS:
+        status, returned, told = stage.ask(method, path, body, Authorization=f"Bearer {OWN}", **{"Content-Type": "application/json"})
+        assert (status, returned["retry-after-ms"]) == (200, "12")
+        length = 0 if body is None else len(body if isinstance(body, bytes) else json.dumps(body))
+        assert told["length"] == length
+    assert stage.echo.asked == [(method, path) for method, path, _ in OTHERS]
+    assert {headers["authorization"] for headers in stage.echo.headers} == {f"Bearer {OWN}"}
+    stats = get(f"{stage.url}/assay/stats", Authorization=f"Bearer {stage.gateway.access.key}")
+    assert stats["passed_through"] == {
+        "GET /v1/models/*": 1, "POST /v1/embeddings": 1, "POST /v1/files": 1, "POST /v1/batches": 1, "GET /v1/responses/*": 1,
+        "DELETE /v1/responses/*": 1, "GET /v1/chat/completions": 1,
+    }  # fmt: skip
+    assert (stats["calls"], stats["unrecorded"], stats["not_spoken"]) == (0, 0, {})
+    assert stage.rollouts() == []
+
+
+def test_an_lm_call_that_passes_through_is_counted_as_unrecorded(stage: Stage) -> None:
+    stage.ask("POST", "/v1beta/models/gemini-pro:generateContent", {"contents": []})
+    stats = stage.gateway.stats()
+    assert (stats["calls"], stats["stored"], stats["unrecorded"]) == (1, 0, 1)
+
+
+def test_a_redirect_is_an_error_and_not_followed(stage: Stage) -> None:
+    status, _, told = stage.ask("POST", "/v1/moved", b"secret body", Authorization=f"Bearer {OWN}")
+    assert (status, "elsewhere.example" in str(told)) == (502, True)
+    assert len(stage.echo.asked) == 1
+
+
+@pytest.mark.parametrize("stage", [{"upstream_key": "sk-owner"}, {"upstream_key": "sk-owner", "key": KEY}], ids=["open", "keyed"], indirect=True)
+def test_the_upstreams_key_is_lent_for_other_paths_to_the_gateways_key_alone(stage: Stage) -> None:
+    body, access = {"input": "x"}, stage.gateway.access
+    token = access.token("0" * 32)
+    assert stage.ask("POST", "/v1/embeddings", body)[0] == (403 if access.open else 401)
+    assert stage.ask("POST", "/v1/embeddings", body, Authorization=f"Bearer {token}")[0] == 403
+    assert stage.ask("POST", f"/r/{token}/v1/embeddings", body)[0] == 403
+    assert stage.echo.asked == []
+    assert stage.ask("POST", "/v1/embeddings", body, Authorization=f"Bearer {access.key}")[0] == 200
+    assert stage.ask("POST", f"/r/{token}/v1/embeddings", body, Authorization=f"Bearer {OWN}")[0] == 200
+    assert [headers["authorization"] for headers in stage.echo.headers] == ["Bearer sk-owner", f"Bearer {OWN}"]
+    assert {path for _, path in stage.echo.asked} == {"/v1/embeddings"}
+    assert token not in json.dumps(stage.gateway.stats())
+
+
+@pytest.mark.parametrize("stage", [{"upstream_key": "sk-owner", "key": KEY}], indirect=True)
+def test_a_rollouts_token_lists_models_and_counts_tokens(stage: Stage) -> None:
+    token = stage.gateway.access.token("0" * 32)
+    assert stage.ask("GET", f"/r/{token}/v1/models")[0] == 200
+    assert stage.ask("POST", "/v1/messages/count_tokens", CHAT, **{"x-api-key": token})[0] == 200
+    assert [headers["x-api-key"] for headers in stage.echo.headers] == ["sk-owner"] * 2
+    assert stage.rollouts() == []
+
+
+@pytest.mark.parametrize("path", ["/", "/assay/nothing", "/feedback", "/r/some/reward", "/health/x"])
+def test_paths_of_the_gateway_are_never_passed_on(stage: Stage, path: str) -> None:
+    status, _, told = stage.ask("GET", path, Authorization=f"Bearer {stage.gateway.access.key}")
+    assert (status, "not spoken here" in told["error"]["message"]) == (404, True)
+    assert stage.echo.asked == []
