@@ -93,9 +93,9 @@ def rows(kind: str, store: Store, **options: Any) -> tuple[list[dict[str, Any]],
 
 def test_rows_of_chained_calls_hold_the_whole_conversation(store: Store) -> None:
     put(store, (asked("1 + 2?"), CALLED), (asked([RESULT], previous_response_id="resp_1"), text("resp_2", "3")))
-    found, _ = rows("sft", store)
+    found, _ = rows("sft", store, model="nobody/unknown")
     assert [message["role"] for message in found[1]["prompt"]] == ["user", "assistant", "tool"]
-    found, _ = rows("grpo", store, rubric="math_qa")
+    found, _ = rows("grpo", store, rubric="math_qa", model="nobody/unknown", tools="native")
     assert [message["role"] for message in found[0]["prompt"]] == ["user", "assistant", "tool"]
     found, _ = rows("transitions", store)
     assert chat_messages(found[1]["input"]) == WHOLE

@@ -362,7 +362,7 @@ def with_call(ask: str, number: int, expression: str, *tools: str) -> Transition
 def test_answers_that_differ_in_the_ids_of_their_tool_calls_alone_are_no_pair(store: Store) -> None:
     for number, (expression, score) in enumerate([("6*7", 1.0), ("6*7", 0.25), ("6+7", 0.0)]):
         put(store, with_call("a", number, expression, "calculator"), score=score)
-    found, _ = exported(store, "preferences")
+    found, _ = exported(store, "preferences", model="nobody/unknown")  # calls stay fields
     said = [tuple(row[name][0]["tool_calls"][0]["function"]["arguments"]["expression"] for name in ("chosen", "rejected")) for row in found]
     assert said == [("6*7", "6+7")] * len(found)
     assert found
@@ -375,7 +375,7 @@ def test_preferences_compare_no_answers_to_other_tools_or_another_schema(store: 
     held.request["body"]["response_format"] = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
     put(store, held, score=0.0)
     put(store, with_call("a", 4, "6/7", "calculator"), score=0.0)
-    (pair,), _ = exported(store, "preferences")
+    (pair,), _ = exported(store, "preferences", model="nobody/unknown")  # calls stay fields
     assert pair["rejected"][0]["tool_calls"][0]["function"]["arguments"] == {"expression": "6/7"}
 
 
@@ -698,7 +698,7 @@ def test_a_reward_reads_the_fields_of_a_completion_and_the_columns_of_the_inputs
     put(store, asked, inputs={"text": "fine", "prompts": "p"}, expected={"label": "good"})
     found, manifest = exported(store, "grpo", rubric="classify")
     assert manifest["columns"] == {"inputs": {"text": "text", "prompts_": "prompts"}, "outputs": ["label"]}
-    assert found[0].keys() == {"text", "prompts_", "label", "prompt", "task_type"}
+    assert found[0].keys() == {"text", "prompts_", "label", "prompt", "tools", "task_type"}
     spec = importlib.util.spec_from_file_location("exported_reward", Path("out") / "reward.py")
     assert spec is not None
     assert spec.loader is not None

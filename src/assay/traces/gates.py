@@ -30,7 +30,9 @@ class UngatedExport(AssayError, RuntimeError):
 def refuse_ungated(manifest: Mapping[str, Any]) -> None:
     """Raises where the manifest of an export has no rows (DataError) or a gate that stops it (UngatedExport)."""
     if not manifest["rows"]:
-        counted = (f"{count} left out: {reason}" for reason, count in manifest["left_out"].items())
+        counted = [f"{count} left out: {reason}" for reason, count in manifest["left_out"].items()]
+        counted += [f"{count} calls with a problem: {problem}" for problem, count in manifest["problems"].items()]
+        counted += [f"{count} calls: {reason}" for reason, count in (manifest.get("template") or {}).get("reasons", {}).items()]
         why = "; ".join(counted) or "the store holds none that fit"
         raise DataError(f"there is nothing to export as {manifest['kind']}: {why}")
     failed = [gate for gate in manifest["gates"] if gate["enforced"] and not gate["passed"]]
@@ -87,6 +89,7 @@ class GateReport:
     verified: bool = False  # what was anonymised was read again and nothing more was found
     residual: int = 0  # findings of that second reading
     finds_names: bool = False  # whether names were looked for
+    template: Mapping[str, Any] | None = None  # what the chat template of the model made of the calls; None where nothing is rendered
 
     def see(self, task_type: str, problem: str | None, run: str | None = None) -> None:
         """Counts one transition."""
@@ -127,6 +130,7 @@ class GateReport:
             _gate("clean", share, wanted, f"{worst or 'there are none'}" + (f"; {more} more clean transitions would do" if more else "")),
             _gate("task types", kinds, self.gates.min_task_types, f"{self.gates.min_task_types - kinds} more task types", enforced=self.gates.gated),
             self._privacy(),
+            *([] if self.template is None else [_template_gate(self.template)]),
         ]  # fmt: skip
 
     @property
@@ -154,6 +158,16 @@ class GateReport:
             return "names were not looked for; install 'assay[privacy]' with a language model"
         found = f"a second reading still found {self.residual} personal values" if self.residual else "nothing was anonymised"
         return f"{found}; export with --privacy auto"
+
+
+def _template_gate(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Warns of calls that were not checked or not written. What was refused counts as not clean."""
+    gate = {"gate": "template", "passed": True, "enforced": False, "value": "not checked", "required": "every answer is rendered"}
+    if not told["found"]:
+        return {**gate, "warning": f"{told['note']}; name a model as model whose tokenizer is here, or pull it"}
+    gate["value"] = f"{told['calls']} calls, {told['converted']} with tools in text, {told['refused']} refused"
+    reasons = "; ".join(f"{count}: {reason}" for reason, count in told["reasons"].items())
+    return {**gate, **({"warning": f"left out {reasons}"} if reasons else {})}
 
 
 def _gate(name: str, value: float, required: float, missing: str, *, enforced: bool = True) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from assay.datasets.overlap import RUN, word_runs
 from assay.errors import DataError, FailureKind
 from assay.traces import schema
-from assay.traces.chaining import whole_requests
+from assay.traces.chaining import complete_requests
 from assay.traces.dialects import answer_of, chat_messages
 from assay.traces.records import Rollout, subject_digest
 from assay.traces.rows import as_json, rollout_of
@@ -116,6 +116,10 @@ class Turn:
         if not self.output and self.response_json and '"type":"data"' in self.response_json:  # older records lack the text of such parts
             self.output = answer_of(self.request.get("dialect"), self.response).output
 
+    def set_request(self, request: dict[str, Any]) -> None:
+        """Replaces what was sent."""
+        self._request, self.request_json = request, as_json(request)
+
     @property
     def request(self) -> dict[str, Any]:
         if self._request is None:
@@ -188,17 +192,6 @@ class Turn:
 
     def _calls(self) -> bool:
         return bool(answer_of(self.request.get("dialect"), self.response).tools)
-
-
-def _complete(turns: list[Turn]) -> list[Turn]:
-    """Turns whose requests hold the conversation that the server kept for the client."""
-    if not any('"previous_response_id"' in turn.request_json or '"conversation"' in turn.request_json for turn in turns):
-        return turns
-    for turn, whole in zip(turns, whole_requests([(turn.request, turn.response) for turn in turns]), strict=True):
-        turn.whole = whole is not None
-        if whole is not None and whole != turn.request:
-            turn._request, turn.request_json = whole, as_json(whole)
-    return turns
 
 
 def _loaded(text: str | None) -> dict[str, Any]:
@@ -275,7 +268,8 @@ def read_groups(
             own = rollout.task_id if by_task and rollout.task_id else rollout.group_id or rollout.id
             episode = Episode(rollout, difficulty=difficulty_of(rollout.metadata, task_mean), group=own)
             if waiting is not None and waiting[0] == rollout.id:
-                episode.turns = _complete([Turn(found[1:]) for found in waiting[1]])
+                episode.turns = [Turn(found[1:]) for found in waiting[1]]
+                complete_requests(episode.turns)
                 waiting = next(turns, None)
             if forgotten and rollout.data_subject and subject_digest(rollout.data_subject) in forgotten:
                 episode.turns = []

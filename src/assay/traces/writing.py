@@ -1,17 +1,20 @@
 """Files of an export: JSON lines, Parquet, a dataset card, and configs that plain `trl` takes. Does not choose or change rows."""
 
+import contextlib
+import gc
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import orjson
 
+from assay.models.chattemplates import ChatTemplate
 from assay.traces.formats import JSON_COLUMNS
 
-__all__ = ["RowWriter", "trl_files"]
+__all__ = ["RowWriter", "trl_files", "without_gc"]
 
 _REPEATED = [  # columns whose values come again and again
     "task", "task_type", "tools", "model", "weights", "adapters", "step_rewards", "status", "program", "program_version"
@@ -20,6 +23,18 @@ _BATCH = 2000  # rows of a Parquet row group
 _LINES = 500  # hashed and written at once
 _BYTES = 64 << 20  # at which a row group, or lines that wait, are written though they are few
 _OPTIONS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS | orjson.OPT_PASSTHROUGH_DATACLASS
+
+
+@contextlib.contextmanager
+def without_gc() -> Iterator[None]:
+    """Without the search for cycles: rows have none, and the search takes a third of the time of an export."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 class RowWriter:
@@ -120,11 +135,21 @@ def _schema() -> list[tuple[str, Any]]:
     ]  # fmt: skip
 
 
-def trl_files(folder: Path, kind: str, manifest: Mapping[str, Any], *, rubric: Mapping[str, bytes] | None) -> None:
-    """The dataset card; a config for `trl sft`, `dpo`, `kto` or `grpo`; for GRPO the rubric and a module with its reward."""
+def trl_files(
+    folder: Path, kind: str, manifest: Mapping[str, Any], *, rubric: Mapping[str, bytes] | None, template: ChatTemplate | None = None
+) -> None:
+    """The dataset card; a config for `trl sft`, `dpo`, `kto` or `grpo`; for GRPO the rubric and a module with its reward.
+
+    Args:
+        template: for whole conversations: the model's chat template with marks around what the assistant said.
+    """
     command = {"sft": "sft", "grpo": "grpo", "preferences": "kto" if manifest["config"]["unpaired"] else "dpo"}.get(kind)
     if command is not None:
-        config = _CONFIG.format(command=command, extra=_EXTRA.get(command, ""))
+        extra = _EXTRA.get(command, "") + (_WHOLE if command == "sft" and manifest["config"]["whole"] else "")
+        if template is not None:
+            (folder / "chat_template.jinja").write_text(template.text, encoding="utf-8")
+            extra += "chat_template_path: chat_template.jinja  # the model's own, with marks around what the assistant said\n"
+        config = _CONFIG.format(command=command, extra=extra, model=json.dumps(manifest["template"]["trained_as"], ensure_ascii=False))
         (folder / f"{command}.yaml").write_text(config, encoding="utf-8")
     if kind == "grpo" and rubric is not None:
         for place, content in rubric.items():
@@ -135,8 +160,8 @@ def trl_files(folder: Path, kind: str, manifest: Mapping[str, Any], *, rubric: M
     (folder / "README.md").write_text(_card(kind, command, manifest), encoding="utf-8")
 
 
-_CONFIG = """# trl {command} --config {command}.yaml, in this folder; the model is yours to choose
-model_name_or_path: HuggingFaceTB/SmolLM2-135M-Instruct
+_CONFIG = """# trl {command} --config {command}.yaml, in this folder. The rows are written for the chat template of this model.
+model_name_or_path: {model}
 datasets:
 - path: json
   data_files: data.jsonl
@@ -157,6 +182,8 @@ _EXTRA = {
     "kto": "learning_rate: 5.0e-6\n",
     "grpo": "learning_rate: 1.0e-5\nreward_funcs: [reward.reward]\nnum_generations: 4\nmax_completion_length: 256\n",
 }
+
+_WHOLE = "assistant_only_loss: true\n"  # a conversation holds prompts and results of tools as well
 
 _REWARD = '''"""The rubric beside this file as a reward function: `trl grpo --config grpo.yaml`, run in this folder.
 

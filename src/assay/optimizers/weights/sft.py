@@ -12,12 +12,14 @@ from typing import Any
 
 from assay.errors import Cancelled, ConfigError, DataError
 from assay.models.adapters import keep_adapter, served_as
+from assay.models.chattemplates import template_of_tokenizer
 from assay.optimizers.session import Progress
 from assay.optimizers.weights.base import Policy, fast_bf16, lean_head, load_policy, lora_of, quiet, tokenizer_sha
 from assay.optimizers.weights.config import SFTConfig
 from assay.optimizers.weights.data import TrainingData, read_sft
 from assay.optimizers.weights.work import last_good, rank, ready, save_adapter, stoppable, told_agreement, training_id, working_folder, world
 from assay.reprs import Shown
+from assay.traces.rendering import RowRenderer
 
 __all__ = ["SFTReport", "train_sft"]
 
@@ -122,13 +124,21 @@ def _steps(rows: int, config: SFTConfig) -> int:
 
 
 def _fitting(rows: Sequence[dict[str, Any]], policy: Policy, most: int, left: Counter[str]) -> list[dict[str, Any]]:
-    """Rows of at most so many tokens; none is cut, since the end of an answer is what is to be learned."""
-    found = []
+    """Rows of at most so many tokens, in the form that the model's chat template shows: tools in text where it ignores them.
+
+    None is cut, since the end of an answer is what is to be learned.
+    """
+    found, renderer = [], RowRenderer(template_of_tokenizer(policy.tokenizer))
     for row in rows:
         try:
             tools = row.get("tools")
-            tools = json.loads(tools) if isinstance(tools, str) else tools
-            said = [*row["prompt"], *row["completion"]]
+            tools = (json.loads(tools) if isinstance(tools, str) else tools) or []
+            if (reason := renderer.check(row["prompt"], row["completion"], tools)) is not None:
+                left[f"that cannot be learned from: {reason}"] += 1
+                continue
+            said, tools = renderer.messages([*row["prompt"], *row["completion"]], tools), renderer.tools(tools)
+            at = len(said) - len(row["completion"])
+            row = {**row, "prompt": said[:at], "completion": said[at:], "tools": json.dumps(tools or None, ensure_ascii=False)}
             ids = policy.tokenizer.apply_chat_template(said, tools=tools or None, tokenize=True, return_dict=True)["input_ids"]
         except Exception as error:  # templates are programs, and refuse in ways of their own
             left[f"that the chat template refuses: {error}"[:200]] += 1
@@ -140,9 +150,15 @@ def _fitting(rows: Sequence[dict[str, Any]], policy: Policy, most: int, left: Co
     return found
 
 
+def _dataset(rows: list[dict[str, Any]]) -> Any:
+    """Rows as TRL reads them. Messages stay JSON: as Arrow structs each tool call would get the arguments of all others, as null."""
+    from datasets import Dataset
+
+    return Dataset.from_list(rows, on_mixed_types="use_json")
+
+
 def _trainer(policy: Policy, train: list[dict[str, Any]], held_out: list[dict[str, Any]], config: SFTConfig, out: Path, callback: Any) -> Any:
     import torch
-    from datasets import Dataset
     from transformers import EarlyStoppingCallback, PrinterCallback
     from trl import SFTConfig as Arguments
     from trl import SFTTrainer
@@ -163,7 +179,7 @@ def _trainer(policy: Policy, train: list[dict[str, Any]], held_out: list[dict[st
     )  # fmt: skip
     patience = [EarlyStoppingCallback(early_stopping_patience=config.patience)] if held_out else []
     trainer = SFTTrainer(
-        model=policy.model, args=arguments, train_dataset=Dataset.from_list(train), eval_dataset=Dataset.from_list(held_out) if held_out else None,
+        model=policy.model, args=arguments, train_dataset=_dataset(train), eval_dataset=_dataset(held_out) if held_out else None,
         processing_class=policy.tokenizer, peft_config=lora_of(config.rank), callbacks=[callback, *patience],
     )  # fmt: skip
     trainer.remove_callback(PrinterCallback)

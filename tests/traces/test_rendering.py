@@ -1,0 +1,287 @@
+"""Rows of exports as the chat template of the model renders them: no answer vanishes, and trainers learn what was said."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import assay
+from assay.datasets.tasks import content_hash
+from assay.errors import ConfigError, DataError, ModelError
+from assay.models.chattemplates import ChatTemplate, TemplateRefused, find_template
+from assay.traces import Rollout, Store, Transition
+from assay.traces.gates import Gates, UngatedExport
+from assay.traces.rendering import RowRenderer, shows_tools, training_template
+from assay.traces.sealing import know_splits
+
+LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)
+EMPTY = "<|im_end|>\n"  # all that SmolLM2's template makes of a message with tool calls
+ADD = {
+    "type": "function",
+    "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object", "properties": {"a": {"type": "number"}}}},
+}
+# ChatML that renders tools, as small models with tools have it
+NATIVE = ChatTemplate(
+    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}{{ c.function.arguments | tojson }}</call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+    "test",
+)
+
+
+def chat_call(*calls: tuple[str, dict[str, Any]], prefix: str = "c") -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": [
+        {"id": f"{prefix}{at}", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}} for at, (name, arguments) in enumerate(calls)]}  # fmt: skip
+
+
+def chat_turn(t: int, messages: list[dict[str, Any]], answer: dict[str, Any], tools: Any = (ADD,)) -> Transition:
+    request = {"dialect": "chat", "body": {"model": "m", "messages": messages, **({"tools": list(tools)} if tools else {})}}
+    return Transition(t=t, model="m", request=request, response={"body": {"choices": [{"message": answer}]}}, output=answer.get("content") or "")
+
+
+def agent(question: str, prefix: str = "c", **arguments: Any) -> list[Transition]:
+    """A call of a tool, its result, and the answer."""
+    asked = [{"role": "system", "content": "You add."}, {"role": "user", "content": question}]
+    call = chat_call(("add", arguments or {"a": 1, "b": 2}), prefix=prefix)
+    return [
+        chat_turn(0, asked, call),
+        chat_turn(1, [*asked, call, {"role": "tool", "tool_call_id": f"{prefix}0", "content": "3"}], {"role": "assistant", "content": "It is 3."}),
+    ]
+
+
+def put(store: Store, turns: list[Transition], **options: Any) -> Rollout:
+    task = options.pop("task", "t1")
+    told = {"run_id": "r", "task_id": task, "group_id": task, "status": "done", "model": "m", "score": 1.0, "split": "train",
+            "inputs": {"question": task}, "expected": {"answer": "3"}, **options}  # fmt: skip
+    rollout = Rollout(transitions=turns, **told)
+    know_splits(store, {"train": [(content_hash(rollout.inputs), "")]})  # else the hash of the inputs decides
+    store.put_rollout(rollout)
+    for turn in turns:
+        store.put_transition(rollout.id, turn)
+    return rollout
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Any:
+    with Store(tmp_path / ".assay" / "assay.db") as opened:
+        yield opened
+
+
+def exported(store: Store, kind: str, out: str = "out", **options: Any) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    store.flush()
+    report = assay.export(kind, out, store=store.url, **{"gates": LOOSE, "privacy": "off", **options})
+    return [json.loads(line) for line in (report.path / "data.jsonl").read_text().splitlines()], report.manifest
+
+
+def smollm2() -> ChatTemplate:
+    found = find_template("HuggingFaceTB/SmolLM2-135M-Instruct")
+    assert found is not None
+    return found
+
+
+def learned(row: dict[str, Any], template: ChatTemplate) -> str:
+    """What a trainer learns of a row: the text after its prompt."""
+    tools = json.loads(row["tools"]) or ()
+    asked = template.render(row["prompt"], tools=tools, generate=True)
+    return template.render([*row["prompt"], *row["completion"]], tools=tools).removeprefix(asked)
+
+
+def folder_of(template: ChatTemplate, path: Path) -> Path:
+    path.mkdir()
+    (path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template.text, "eos_token": "<|im_end|>"}))
+    return path
+
+
+# -- sft
+
+
+def test_a_tool_call_that_the_template_ignores_is_written_as_text(store: Store) -> None:
+    put(store, agent("1 + 2?"))
+    (first, second), manifest = exported(store, "sft")
+    assert first["completion"] == [{"role": "assistant", "content": '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'}]
+    assert first["prompt"][0]["content"].startswith("You add.\n\n# Tools\n")
+    assert json.dumps(ADD) in first["prompt"][0]["content"]
+    assert [m["role"] for m in second["prompt"]] == ["system", "user", "assistant", "user"]
+    assert second["prompt"][3]["content"] == "<tool_response>\n3\n</tool_response>"
+    assert [json.loads(row["tools"]) for row in (first, second)] == [None, None]
+    assert learned(first, smollm2()) == f"{first['completion'][0]['content']}{EMPTY}"
+    told = manifest["template"]
+    assert (told["found"], told["tools"], told["calls"], told["converted"], told["refused"]) == (True, "text", 2, 2, 0)
+    (gate,) = (gate for gate in manifest["gates"] if gate["gate"] == "template")
+    assert (gate["passed"], gate["value"]) == (True, "2 calls, 2 with tools in text, 0 refused")
+
+
+def test_no_row_of_any_api_is_trained_on_an_empty_answer(store: Store) -> None:
+    bodies = {
+        "chat": ({"messages": [{"role": "user", "content": "1 + 2?"}], "tools": [ADD]}, {"choices": [{"message": chat_call(("add", {"a": 1}))}]}),
+        "responses": ({"input": "1 + 2?", "tools": [{"type": "function", **ADD["function"]}]},
+            {"output": [{"type": "function_call", "call_id": "c", "name": "add", "arguments": '{"a": 1}'}]}),
+        "messages": ({"messages": [{"role": "user", "content": "1 + 2?"}], "tools": [{"name": "add", "input_schema": {}}]},
+            {"content": [{"type": "tool_use", "id": "c", "name": "add", "input": {"a": 1}}]}),
+    }  # fmt: skip
+    for dialect, (asked, said) in bodies.items():
+        turn = Transition(t=0, model="m", request={"dialect": dialect, "body": asked}, response={"body": said}, output="")
+        put(store, [turn], task=dialect)
+    found, manifest = exported(store, "sft")
+    assert len(found) == 3
+    assert all('"name": "add"' in learned(row, smollm2()) for row in found)
+    assert manifest["template"]["converted"] == 3
+
+
+def test_tools_stay_fields_where_the_template_shows_them(store: Store, tmp_path: Path) -> None:
+    put(store, agent("1 + 2?"))
+    model = folder_of(NATIVE, tmp_path / "model")
+    (first, _), manifest = exported(store, "sft", model=str(model))
+    assert first["completion"][0]["tool_calls"][0]["function"] == {"name": "add", "arguments": {"a": 1, "b": 2}}
+    assert json.loads(first["tools"])[0]["function"]["name"] == "add"
+    assert "add" in learned(first, NATIVE)
+    assert (manifest["template"]["converted"], manifest["template"]["source"]) == (0, str(model / "tokenizer_config.json"))
+    assert f'model_name_or_path: "{model}"' in (Path("out") / "sft.yaml").read_text()
+    (first, _), _ = exported(store, "sft", "text", model=str(model), tools="text")
+    assert "tool_calls" not in first["completion"][0]
+
+
+def test_a_call_whose_answer_would_vanish_is_refused_and_fails_the_gate(store: Store) -> None:
+    put(store, agent("1 + 2?"))
+    found, manifest = exported(store, "sft", tools="native")
+    assert ([row["t"] for row in found], manifest["problems"]) == ([1], {"template": 1})
+    assert manifest["template"]["reasons"] == {"the chat template leaves out tool calls": 1}
+    (gate,) = (gate for gate in manifest["gates"] if gate["gate"] == "template")
+    assert gate["warning"] == "left out 1: the chat template leaves out tool calls"
+    with pytest.raises(UngatedExport, match=r"clean is 0\.5, required is 0\.95: 1 template"):
+        exported(store, "sft", "strict", tools="native", gates=Gates())
+
+
+def test_what_the_template_refuses_is_left_out_with_its_reason(store: Store, tmp_path: Path) -> None:
+    strict = ChatTemplate(NATIVE.text + "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}", "test")
+    put(store, agent("1 + 2?"))
+    with pytest.raises(DataError, match="2 calls with a problem: template; 2 calls: the chat template refuses the messages: no system role"):
+        exported(store, "sft", "none", model=str(folder_of(strict, tmp_path / "model")))
+    put(store, [chat_turn(0, [{"role": "user", "content": "hi"}], {"role": "assistant", "content": "hello"}, tools=())], task="t2")
+    found, manifest = exported(store, "sft", model=str(tmp_path / "model"))
+    assert [row["task"] for row in found] == ["t2"]
+    assert manifest["template"]["reasons"] == {"the chat template refuses the messages: no system role": 2}
+
+
+def test_a_template_that_is_not_at_hand_is_named_in_manifest_and_gates(store: Store) -> None:
+    put(store, agent("1 + 2?"))
+    (first, _), manifest = exported(store, "sft", model="nobody/unknown")
+    assert "tool_calls" in first["completion"][0]
+    assert (manifest["template"]["found"], manifest["template"]["calls"]) == (False, 0)
+    assert "nobody/unknown is not on this machine" in manifest["template"]["note"]
+    (gate,) = (gate for gate in manifest["gates"] if gate["gate"] == "template")
+    assert (gate["value"], gate["passed"]) == ("not checked", True)
+    assert "not on this machine" in gate["warning"]
+
+
+def test_transitions_are_not_rendered_and_take_no_model(store: Store) -> None:
+    put(store, agent("1 + 2?"))
+    _, manifest = exported(store, "transitions")
+    assert "template" not in manifest
+    with pytest.raises(ConfigError, match="model and tools would have no effect"):
+        exported(store, "transitions", "out2", tools="text")
+
+
+# -- other kinds
+
+
+def test_grpo_rows_have_the_tools_and_show_them_in_the_prompt(store: Store) -> None:
+    put(store, agent("1 + 2?"), inputs={"question": "1 + 2?", "tools": "mine"})
+    (row,), _ = exported(store, "grpo", rubric="math_qa")
+    assert json.loads(row["tools"]) == [ADD]
+    assert json.dumps(ADD) in row["prompt"][0]["content"]  # trl's GRPO trainer does not render the column
+    assert row["tools_"] == "mine"
+
+
+def test_preferences_keep_tools_and_leave_out_pairs_that_differ_only_by_ids(store: Store, tmp_path: Path) -> None:
+    put(store, agent("1 + 2?", prefix="x"), score=1.0)
+    put(store, agent("1 + 2?", prefix="y"), score=0.5)  # the same, with ids of its own
+    put(store, agent("1 + 2?", prefix="z", a=9, b=9), score=0.0)
+    found, _ = exported(store, "preferences")
+    calls = sorted((json.loads(row["chosen"][0]["content"].split("\n")[1])["arguments"]["a"], row["margin"]) for row in found)
+    assert calls == [(1, 1.0)]  # a pair of the first call; the answers after it are the same, or to other calls
+    native = str(folder_of(NATIVE, tmp_path / "model"))
+    (row,), _ = exported(store, "preferences", "native", model=native)
+    assert row["chosen"][0]["tool_calls"][0]["function"]["arguments"] == {"a": 1, "b": 2}
+    assert json.loads(row["tools"]) == [ADD]
+
+
+def test_whole_conversations_are_trained_on_what_the_assistant_said(store: Store) -> None:
+    put(store, agent("1 + 2?"))
+    (row,), _ = exported(store, "sft", whole=True)
+    config = (Path("out") / "sft.yaml").read_text()
+    assert "assistant_only_loss: true\n" in config
+    assert "chat_template_path: chat_template.jinja" in config
+    marked = ChatTemplate((Path("out") / "chat_template.jinja").read_text(), "out")
+    assert marked.marks_generation
+    assert marked.render(row["messages"]) == smollm2().render(row["messages"])
+    exported(store, "sft", "calls")
+    assert "assistant_only_loss" not in (Path("calls") / "sft.yaml").read_text()
+
+
+# -- templates
+
+
+def test_the_template_of_an_embedded_model_is_that_of_its_file(tmp_path: Path) -> None:
+    assert smollm2().text == find_template("embedded/smollm2-135m+warm").text  # type: ignore[union-attr]
+    assert find_template("nobody/unknown") is None
+    with pytest.raises(ModelError, match="no embedded model is called"):
+        find_template("embedded/none")
+
+
+def test_a_folders_template_stands_in_a_file_of_its_own_or_among_several(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    named = [{"name": "rag", "template": "r"}, {"name": "default", "template": "{{ bos_token }}d"}]
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": named, "bos_token": {"content": "<s>"}}))
+    found = find_template(str(folder))
+    assert found is not None
+    assert found.render([]) == "<s>d"
+    (folder / "chat_template.jinja").write_text("own")
+    assert find_template(str(folder)).text == "own"  # type: ignore[union-attr]
+
+
+def test_a_template_runs_in_a_sandbox_and_says_why_it_fails() -> None:
+    for text, why in (("{{ messages.__class__.__mro__ }}", "unsafe"), ("{{ raise_exception('roles') }}", "roles"), ("{% if %}", "Expected")):
+        with pytest.raises(TemplateRefused, match=why):
+            ChatTemplate(text, "test").render([{"role": "user", "content": "a"}])
+
+
+@pytest.mark.parametrize(
+    ("name", "tools"), [("qwen2_5", True), ("llama3_1", True), ("llama3", False), ("gemma", False), ("deepseek_r1_distill", False)]
+)
+def test_templates_of_known_families_show_tools_or_not(name: str, tools: bool) -> None:
+    trl = pytest.importorskip("trl")
+    text = (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text()
+    assert shows_tools(ChatTemplate(text, name, {"bos_token": "<s>", "eos_token": "</s>"})) is tools
+
+
+def test_a_marked_template_renders_as_its_original_or_there_is_none() -> None:
+    turns = [{"role": "user", "content": " a\n"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    trimmed = ChatTemplate(
+        "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}", "t"
+    )
+    for template in (smollm2(), trimmed):
+        marked = training_template(template)
+        assert marked is not None
+        for messages in (turns, [{"role": "system", "content": "s"}, *turns]):
+            assert [marked.render(messages, generate=on) for on in (True, False)] == [template.render(messages, generate=on) for on in (True, False)]
+    merged = ChatTemplate("{{ messages | map(attribute='content') | join(' ') }}{% if add_generation_prompt %}:{% endif %}", "t")
+    assert training_template(merged) is None
+    assert training_template(ChatTemplate("{{ bos_token }}" + trimmed.text, "t")) is None  # its special tokens are not known
+
+
+def test_several_calls_and_thoughts_are_checked_one_by_one() -> None:
+    one_call = ChatTemplate(NATIVE.text.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]"), "test")
+    two = chat_call(("add", {"a": 1}), ("add", {"a": 2}))
+    for call in two["tool_calls"]:
+        call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    renderer, asked = RowRenderer(one_call), [{"role": "user", "content": "?"}]
+    assert renderer.check(asked, [{**two, "content": ""}], [ADD]) == "the chat template leaves out tool calls"
+    assert RowRenderer(NATIVE).check(asked, [{**two, "content": ""}], [ADD]) is None
+    unthinking = ChatTemplate(NATIVE.text.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1] }}"), "test")
+    assert RowRenderer(unthinking).check(asked, [{"role": "assistant", "content": "<think>hm</think>\n7"}], []) is None
+    silent = ChatTemplate(NATIVE.text.replace("{{ m.content }}", "{{ m.content if m.role == 'user' }}"), "test")
+    assert RowRenderer(silent).check(asked, [{"role": "assistant", "content": "7"}], []) == "the chat template leaves out the answer"
