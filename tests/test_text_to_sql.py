@@ -91,3 +91,17 @@ def test_what_is_no_reading_query_or_does_not_end_is_refused(agent: ModuleType, 
 
 def test_no_more_than_200_rows_come_back(agent: ModuleType) -> None:
     assert len(agent.query("SELECT * FROM Track")) == 200
+
+
+def test_a_result_has_a_limit_in_bytes(agent: ModuleType) -> None:
+    import tracemalloc
+
+    tracemalloc.start()
+    wide = ", ".join(["randomblob(90000)"] * 40)
+    for sql in ("SELECT randomblob(2000000) FROM Track", "SELECT randomblob(90000) FROM Track", f"SELECT {wide} FROM Track", "SELECT 1" + ", 1" * 60):
+        with pytest.raises((sqlite3.Error, sqlite3.DataError)):
+            agent.query(sql)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20_000_000
+    assert len(agent.query("SELECT * FROM Track")) == 200

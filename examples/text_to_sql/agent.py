@@ -8,6 +8,7 @@ downloads (MIT). Then `CHINOOK=shop/chinook.sqlite assay improve examples/text_t
 
 import argparse
 import functools
+import itertools
 import json
 import os
 import random
@@ -68,23 +69,32 @@ QUESTIONS = {  # wordings, the query, and the query for the values that stand in
 # -- the database
 
 _READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
+_MOST_BYTES = 1_000_000  # of a result
 
 
 def query(sql: str) -> list[list[Any]]:
-    """Rows of one reading query on $CHINOOK, at most 200 of them and a second's work.
+    """Rows of one reading query on $CHINOOK, at most 200 of them, a megabyte, and a second's work.
 
     A file opened for reading is not enough: `VACUUM INTO` and `ATTACH` would write others.
     """
     path = Path(os.environ.get("CHINOOK", "chinook.sqlite")).resolve()
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as opened:
         opened.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in _READING else sqlite3.SQLITE_DENY)
-        opened.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1_000_000)
+        opened.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 100_000)  # bytes of a value
+        opened.setlimit(sqlite3.SQLITE_LIMIT_COLUMN, 50)
         left = iter(range(100))
         opened.set_progress_handler(lambda: int(next(left, None) is None), 100_000)  # instructions of SQLite's machine
         found = opened.execute(sql)
         if found.description is None:
             raise sqlite3.OperationalError("this is no query")
-        return [list(row) for row in found.fetchmany(200)]
+        rows: list[list[Any]] = []
+        size = 0
+        for row in itertools.islice(found, 200):
+            size += sum(len(value) if isinstance(value, str | bytes) else 8 for value in row)
+            if size > _MOST_BYTES:
+                raise sqlite3.OperationalError(f"the result is larger than {_MOST_BYTES} bytes")
+            rows.append(list(row))
+        return rows
 
 
 def from_package(out: Path) -> None:

@@ -7,12 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from assay.deployment.artifact import is_artifact
 from assay.errors import RubricError
 from assay.jobs import load_rubric
 from assay.rubrics import SHIPPED
+from assay.rubrics.yamlfiles import read_yaml
 from assay.sourcecode import located
 from assay.sourcefiles import SourceFiles
 
@@ -52,7 +51,7 @@ class _Carrier:
             folder: where its names are looked for.
             up: the way from the file's new place to the top.
         """
-        for name in sorted(set(_named(yaml.safe_load(text))), key=len, reverse=True):
+        for name in sorted(set(_named(read_yaml(text, "rubric")[0])), key=len, reverse=True):
             if (new := self.carried(name, folder)) is not None:
                 written = (up + new).replace("\\", r"\\")
                 text = re.sub(rf"(?<![\w./-]){re.escape(name)}(?![\w/-])", written, text)

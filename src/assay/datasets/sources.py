@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from assay.datasets.memory import PREFIX, rows_in_memory
+from assay.datasets.parquet import parquet_rows
 from assay.errors import DataError, MissingExtra
 
 __all__ = ["iter_rows"]
@@ -43,7 +44,7 @@ def iter_rows(spec: str) -> Iterator[Row]:
         return _hub(rest)
     path = Path(spec)
     readers: dict[str, Callable[[Path], Iterator[Row]]] = {
-        ".jsonl": _jsonl, ".ndjson": _jsonl, ".csv": _csv, ".tsv": _csv, ".parquet": _parquet,
+        ".jsonl": _jsonl, ".ndjson": _jsonl, ".csv": _csv, ".tsv": _csv, ".parquet": parquet_rows,
     }  # fmt: skip
     if path.suffix.lower() not in readers:
         raise DataError(f"cannot tell what {spec!r} is: expected a file ending in {', '.join(readers)}, or hf:…, reasoning_gym:…, arithmetic:…")
@@ -120,21 +121,6 @@ def _delimiter(path: Path) -> str:
         if len(next(csv.reader([header], delimiter=delimiter), [])) > 1:
             return delimiter
     return usual
-
-
-def _parquet(path: Path) -> Iterator[Row]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        number = 0
-        with pyarrow.parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=1024):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{path}:row {number}", row
-    except (pyarrow.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not a Parquet file that can be read ({error})") from None
 
 
 def _hub(rest: str) -> Iterator[Row]:

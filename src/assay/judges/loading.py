@@ -16,6 +16,7 @@ from assay.judges.pointwise import PointwiseJudge
 from assay.judges.reading import MIN_MASS
 from assay.rubrics import JudgeSpec
 from assay.rubrics.loading import JudgeFile, StrictModel, import_check, load_rubric, parse_yaml
+from assay.rubrics.yamlfiles import read_text
 
 __all__ = ["AnyJudge", "load_judge", "members_of"]
 
@@ -89,13 +90,7 @@ def _of_rubric(file: str, name: str, find: Find) -> AnyJudge:
 
 
 def _from_yaml(path: Path, find: Find) -> AnyJudge:
-    try:
-        content = path.read_text("utf-8")
-    except FileNotFoundError:
-        raise RubricError(f"no such file: {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RubricError(f"{path}: cannot be read: {error}") from None
-    parsed, _ = parse_yaml(content, str(path), _JudgeDefinition, "a judge is a mapping with 'text' and 'scale', or with 'jury' or 'cascade'")
+    parsed, _ = parse_yaml(read_text(path), str(path), _JudgeDefinition, "a judge is a mapping with 'text' and 'scale', or with 'jury' or 'cascade'")
     if parsed.use:
         raise RubricError(f"{path}: use names a judge from within a rubric; a judge's own file has a text")
     try:
@@ -132,7 +127,7 @@ def _single(parsed: _JudgeDefinition) -> AnyJudge:
 
 def members_of(path: Path) -> list[str]:
     """The members of a jury's or cascade's YAML file, by their places; none of any other file."""
-    parsed, _ = parse_yaml(path.read_text("utf-8"), str(path), _JudgeDefinition, "a judge is a mapping")
+    parsed, _ = parse_yaml(read_text(path), str(path), _JudgeDefinition, "a judge is a mapping")
     names = [*(parsed.jury.members if parsed.jury else ()), *((parsed.cascade.first, parsed.cascade.second) if parsed.cascade else ())]
     return [_placed(name, path) for name in names]
 

@@ -7,7 +7,7 @@ expected output of the task. A check that has nothing to look at raises `NoGrade
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -29,11 +29,15 @@ __all__ = [
     "tool_adoption",
 ]
 
+_MATCH_S = 2.0
+_MOST_BITS = 14_000  # of a number that is written out in decimal
 _NUMBER = re.compile(r"[-+\u2212]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3})?(?:\s*/\s*\d+(?:\.\d+)?)?")
 
 
 def _is_pattern(pattern: str, **_: Any) -> None:
-    re.compile(pattern)
+    import regex
+
+    regex.compile(pattern)
 
 
 def _is_number(value: Any, at_least: float) -> bool:
@@ -80,6 +84,8 @@ def _differs(prediction: dict[str, Any], name: str, wanted: Any) -> str:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        return hex(value)  # Python writes no number out in decimal that has more than 4300 digits
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
@@ -153,19 +159,34 @@ def numeric(task: Task, prediction: dict[str, Any], rollout: Rollout | None, fie
     found = _found(prediction, name)
     number = parse_number(found)
     if number is None:
-        return Grade(value=0.0, reason=f"Expected the number {target}, found {_text(found)[:200]!r}.")
+        return Grade(value=0.0, reason=f"Expected the number {_text(target)[:200]}, found {_text(found)[:200]!r}.")
     exact_target = Fraction(target)
     if tolerance is None:
         tolerance = 0.0 if exact_target.denominator == 1 else 1e-6
     right = abs(Fraction(number) - exact_target) <= Fraction(tolerance) * max(Fraction(1), abs(exact_target))
-    return Grade(value=float(right), reason="" if right else f"Expected {target}, found {number}.")
+    return Grade(value=float(right), reason="" if right else f"Expected {_text(target)[:200]}, found {_text(number)[:200]}.")
+
+
+def _matches(pattern: str, text: str, *, whole: bool = True) -> bool:
+    """Whether a text matches, within `_MATCH_S`: some patterns take years of some texts, and Python's own `re` holds all threads for as long.
+
+    Raises:
+        NoGrade: it took too long.
+    """
+    import regex
+
+    compiled = regex.compile(pattern, regex.DOTALL if whole else 0)
+    try:
+        return (compiled.fullmatch if whole else compiled.search)(text, timeout=_MATCH_S) is not None
+    except TimeoutError:
+        raise NoGrade(f"the pattern {pattern!r} took more than {_MATCH_S:g} s on {len(text)} characters: write one that backtracks less") from None
 
 
 @arguments_rule(_is_pattern)
 def regex(task: Task, prediction: dict[str, Any], rollout: Rollout | None, pattern: str, field: str = "answer") -> Grade:
     """1 where the whole field matches the pattern."""
     found = _words(prediction, field)[:100_000]
-    match = re.fullmatch(pattern, found.strip(), re.DOTALL) is not None
+    match = _matches(pattern, found.strip())
     return Grade(value=float(match), reason="" if match else f"{found[:200]!r} does not match {pattern!r}.")
 
 
@@ -194,6 +215,19 @@ def _is_schema(schema: dict[str, Any], **_: Any) -> None:
     jsonschema.validators.validator_for(schema).check_schema(schema)
 
 
+def _validator(schema: dict[str, Any]) -> Any:
+    """The schema's validator, with patterns that have a time limit."""
+    import jsonschema
+
+    def pattern(validator: Any, wanted: str, value: Any, _: Any) -> Iterator[Any]:
+        if validator.is_type(value, "string") and not _matches(wanted, value, whole=False):
+            yield jsonschema.ValidationError(f"{value!r} does not match {wanted!r}")
+
+    kind = jsonschema.validators.validator_for(schema)
+    extend: Any = jsonschema.validators.extend
+    return extend(kind, {"pattern": pattern})(schema)
+
+
 @arguments_rule(_is_schema)
 def json_schema(task: Task, prediction: dict[str, Any], rollout: Rollout | None, schema: dict[str, Any], field: str | None = None) -> Grade:
     """1 where the field (or the whole prediction) holds JSON that the schema accepts."""
@@ -205,11 +239,8 @@ def json_schema(task: Task, prediction: dict[str, Any], rollout: Rollout | None,
             value = json.loads(value)
         except json.JSONDecodeError as error:
             return Grade(value=0.0, reason=f"{field} is not JSON: {error}.")
-    try:
-        jsonschema.validate(value, schema)
-    except jsonschema.ValidationError as error:
-        return Grade(value=0.0, reason=f"{error.json_path}: {error.message[:300]}.")
-    return Grade(value=1.0)
+    wrong = jsonschema.exceptions.best_match(_validator(schema).iter_errors(value))
+    return Grade(value=1.0) if wrong is None else Grade(value=0.0, reason=f"{wrong.json_path}: {wrong.message[:300]}.")
 
 
 @arguments_rule(_is_limit)

@@ -10,6 +10,7 @@ from typing import Any
 from assay.errors import RubricError
 from assay.rubrics.criteria import Criterion, JudgeSpec
 from assay.rubrics.rubric import Resolver, Rubric
+from assay.rubrics.yamlfiles import read_text
 
 __all__ = ["points_rubric", "read_foreign"]
 
@@ -24,11 +25,11 @@ def read_foreign(path: Path, *, resolver: Resolver | None = None) -> Rubric:
         RubricError: the file is neither, or a criterion breaks a rule; the message says which.
     """
     try:
-        text = path.read_text("utf-8")
+        text = read_text(path)
         data = tomllib.loads(text) if path.suffix.lower() == ".toml" else json.loads(text)
-    except FileNotFoundError:
-        raise RubricError(f"no such file: {path}") from None
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
+    except RubricError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise RubricError(f"{path}: cannot be read: {error}") from None
     entries = data.get("criteria", data.get("rubrics")) if isinstance(data, dict) else data
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):

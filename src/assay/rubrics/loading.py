@@ -1,7 +1,6 @@
 """Rubrics from YAML, checked whole at load: an error names file, line and the valid values."""
 
 import difflib
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from importlib import resources
@@ -17,23 +16,12 @@ from assay.rubrics.conditions import no_such_condition
 from assay.rubrics.criteria import Check, Criterion, Essential, JudgeSpec
 from assay.rubrics.formats import read_foreign
 from assay.rubrics.rubric import STEP_CAP, Resolver, Rubric
+from assay.rubrics.yamlfiles import read_text, read_yaml
 from assay.sourcecode import attribute_of
 
 __all__ = ["SHIPPED", "JudgeFile", "StrictModel", "load_rubric", "parse_yaml", "rubric_schema"]
 
 SHIPPED = ("classify", "extract", "math_qa")
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.2's booleans: `no` and `yes` are words, so that a scale may be written `[no, partly, yes]`."""
-
-    yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"true|false", re.IGNORECASE), list("tTfF"))
 
 
 Model = TypeVar("Model", bound=pydantic.BaseModel)
@@ -170,11 +158,7 @@ def parse_yaml(text: str, shown: str, model: type[Model], what: str) -> tuple[Mo
 
 def _mapping(text: str, shown: str, what: str) -> tuple[dict[str, Any], yaml.Node | None]:
     """A file's content as it is written, and its nodes."""
-    try:
-        node = yaml.compose(text, Loader=_Loader)
-        data = yaml.load(text, Loader=_Loader)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise RubricError(f"{shown}: not YAML: {error}") from None
+    data, node = read_yaml(text, shown)
     if not isinstance(data, dict):
         raise RubricError(f"{shown}:1: {what}, found {type(data).__name__}")
     return data, node
@@ -197,12 +181,7 @@ def _read(source: str) -> tuple[str, str, Path | None]:
         near = difflib.get_close_matches(source, SHIPPED, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise RubricError(f"no rubric is called {source!r}: give a .yaml, .toml or .json file, or one of {', '.join(SHIPPED)}.{hint}")
-    try:
-        return path.read_text("utf-8"), str(path), path.absolute().parent
-    except FileNotFoundError:
-        raise RubricError(f"no such file: {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RubricError(f"{path}: cannot be read: {error}") from None
+    return read_text(path), str(path), path.absolute().parent
 
 
 def _criterion(entry: _CriterionFile, folder: Path | None) -> Criterion:

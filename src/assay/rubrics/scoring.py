@@ -1,6 +1,7 @@
 """Verdicts and the score made of them. Does not call a model: judges do. NaN means unscored, never 0."""
 
 import math
+import reprlib
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -94,14 +95,22 @@ def _verdict(criterion: Criterion, value: Any, reason: str) -> Verdict:
     number: float | None = None
     if isinstance(value, bool) or _is_numpy_bool(value):
         number = float(value)
-    elif isinstance(value, Real) and not math.isnan(value):
-        if 0 <= float(value) <= 1:
+    elif isinstance(value, Real) and value == value:
+        if 0 <= value <= 1:  # type: ignore[operator]  # as it is: what is too large for a float is a number all the same
             number = float(value)
         else:
-            reason = f"graded {value!r}, which is not between 0 and 1. {reason}".strip()
+            reason = f"graded {_shown(value)}, which is not between 0 and 1. {reason}".strip()
     elif not reason:
-        reason = f"graded {value!r}, which is no number"
+        reason = f"graded {_shown(value)}, which is no number"
     return Verdict(criterion=criterion.name, grade=number, weight=criterion.weight, scope=criterion.scope, reason=reason)
+
+
+def _shown(value: Any) -> str:
+    """What a check answered, shortened; also a number that Python refuses to write out."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:
+        return f"a {type(value).__name__} of more digits than are written out"
 
 
 def combine(criteria: Sequence[Criterion], verdicts: Sequence[Verdict]) -> ScoreResult:

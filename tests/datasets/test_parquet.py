@@ -1,0 +1,95 @@
+"""Parquet files of strangers: what they decode to has a limit, and what is data is read as it is written."""
+
+import datetime
+import decimal
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from assay.datasets.sources import iter_rows
+from assay.errors import DataError
+
+READ = "import sys\nfrom assay.datasets.sources import iter_rows\ntry:\n    print(sum(1 for _ in iter_rows(sys.argv[1])))\n" + (
+    "except Exception as error:\n    print(type(error).__name__, error)\n"
+    "print(next(int(line.split()[1]) // 1024 for line in open('/proc/self/status') if line.startswith('VmHWM')))"
+)
+
+
+def read_apart(path: Path) -> tuple[str, int]:
+    """What reading it says, and the process's peak memory in MiB."""
+    done = subprocess.run([sys.executable, "-c", READ, str(path)], capture_output=True, text=True, timeout=120, check=True)
+    said, peak = done.stdout.rsplit("\n", 2)[:2]
+    return said, int(peak)
+
+
+def write(path: Path, table: pyarrow.Table, **options: object) -> Path:
+    pyarrow.parquet.write_table(table, path, compression="zstd", write_statistics=False, **options)
+    return path
+
+
+def test_a_kilobyte_that_repeats_one_text_does_not_take_gigabytes(tmp_path: Path) -> None:
+    text = "a" * (4 << 20)
+    repeated = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 1024), pyarrow.array([text]))
+    table = pyarrow.table({"question": repeated, "answer": ["1"] * 1024})
+    path = write(tmp_path / "bomb.parquet", table, dictionary_pagesize_limit=8 << 20, store_schema=False)
+    assert path.stat().st_size < 2000
+    said, peak = read_apart(path)
+    assert said.startswith("DataError")
+    assert peak < 700
+
+
+def test_a_kilobyte_with_a_list_of_millions_is_refused(tmp_path: Path) -> None:
+    element = pyarrow.array(["x" * 100]).take(pyarrow.array([0] * 5_000_000))
+    lists = pyarrow.ListArray.from_arrays(pyarrow.array([0, 5_000_000]), element)
+    said, peak = read_apart(write(tmp_path / "list.parquet", pyarrow.table({"messages": lists})))
+    assert "a row has" in said
+    assert peak < 700
+
+
+def test_texts_that_are_written_as_differences_are_bounded(tmp_path: Path) -> None:
+    table = pyarrow.table({"question": ["a" * (1 << 20) + str(i) for i in range(64)] * 8})
+    path = write(tmp_path / "d.parquet", table, use_dictionary=False, column_encoding={"question": "DELTA_BYTE_ARRAY"})
+    said, peak = read_apart(path)
+    assert said.startswith("DataError")
+    assert peak < 900
+
+
+def test_a_row_has_the_limit_of_a_line_of_json(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    path = write(tmp_path / "row.parquet", pyarrow.table({"question": ["short", rng.randbytes(17 << 20).hex()[: 17 << 20]]}))
+    rows = iter_rows(str(path))
+    with pytest.raises(DataError, match="16 are read"):
+        list(rows)
+
+
+def test_every_kind_of_column_is_read_as_it_is_written(tmp_path: Path) -> None:
+    table = pyarrow.table(
+        {
+            "large": pyarrow.array(["x", "y", None], pyarrow.large_string()),
+            "bytes": pyarrow.array([b"1", None, b"3"]),
+            "messages": [[{"role": "user", "content": "hi"}], [], None],
+            "struct": pyarrow.array([{"k": "v"}, None, {"k": None}]),
+            "decimal": pyarrow.array([decimal.Decimal("1.5")] * 3),
+            "map": pyarrow.array([[("a", "b")], [], None], pyarrow.map_(pyarrow.string(), pyarrow.string())),
+            "category": pyarrow.array(["p", "q", "p"]).dictionary_encode(),
+            "number": [1, 2, 3],
+            "float": [1.5, None, 2.0],
+            "time": [datetime.datetime(2020, 1, 1)] * 3,
+            "pair": pyarrow.array([[1, 2], [3, 4], None], pyarrow.list_(pyarrow.int64(), 2)),
+            "fixed": pyarrow.array([b"ab", b"cd", None], pyarrow.binary(2)),
+            "deep": pyarrow.array([[["a"], ["b"]], [], None]),
+        }
+    )
+    path = write(tmp_path / "kinds.parquet", table)
+    assert repr([row for _, row in iter_rows(str(path))]) == repr(pyarrow.parquet.read_table(path).to_pylist())
+
+
+def test_many_rows_with_one_long_prompt_are_data(tmp_path: Path) -> None:
+    prompt = "You are a helpful assistant. " * 200
+    path = write(tmp_path / "p.parquet", pyarrow.table({"system": [prompt] * 20_000, "question": [f"q{i}" for i in range(20_000)]}))
+    assert sum(1 for _ in iter_rows(str(path))) == 20_000
