@@ -14,6 +14,7 @@ from typing import Any
 
 from assay.traces.asked import insisted_tool, must_call
 from assay.traces.dialects import Answer, answer_of, chat_messages, chat_tools, part_texts
+from assay.traces.prompts import sections_of
 from assay.traces.records import Transition
 
 __all__ = ["NOT_RECORDED", "NO_ANSWER", "Ending", "answered_with", "argument_value", "ends_run", "final_answer", "prediction_of"]
@@ -27,7 +28,6 @@ _FINAL = frozenset({
     "finish", "final_response", "final_output", "submit_answer", "submit_final_answer", "structured_output", "structuredoutput",
     "attempt_completion",
 })  # fmt: skip
-_SECTION = re.compile(r"^\[\[ ## (\w+) ## \]\]\s*?$", re.MULTILINE)  # how DSPy marks an output's fields
 _CODE = re.compile(r"(?:<code>|```(?:python|py)?\n)(.*?)(?:</code>|```|\Z)", re.DOTALL)  # a stop sequence may have cut the end off
 _FINAL_OF_UNION = ("final_result_",)  # pydantic-ai, one tool a member: `final_result_City`
 
@@ -64,11 +64,8 @@ def prediction_of(answer: Any, field: str = "answer") -> dict[str, Any] | None:
     """An answer as a prediction: the fields of a text in DSPy's sections, else one field. None without an answer."""
     if answer is None:
         return None
-    if isinstance(answer, str) and answer.lstrip().startswith("[[ ## "):
-        _, *parts = _SECTION.split(answer)
-        fields = {name: text.strip() for name, text in zip(parts[::2], parts[1::2], strict=True) if name != "completed"}
-        return fields or {field: answer}
-    return {field: answer}
+    fields = sections_of(answer) if isinstance(answer, str) and answer.lstrip().startswith("[[ ## ") else {}
+    return fields or {field: answer}
 
 
 def answered_with(request: Mapping[str, Any], answer: Answer, called: Collection[str] = ()) -> Ending:

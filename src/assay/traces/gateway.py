@@ -21,7 +21,8 @@ from assay.errors import AssayError, ConfigError, FailureKind, StoreError, Unkno
 from assay.models.failures import failure_of_call
 from assay.models.roles import is_embedded
 from assay.traces.access import LOOPBACK, Access, Refused
-from assay.traces.dialects import DIALECTS, chat_messages
+from assay.traces.conversation import Asked
+from assay.traces.dialects import DIALECTS
 from assay.traces.headers import KEYS
 from assay.traces.live import Live, LiveRollouts, check_status, rollout_id_of
 from assay.traces.passing import Passed, is_constrained, json_body, pass_on, storable
@@ -170,9 +171,9 @@ class Gateway:
     async def _call(self, dialect: str, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
         body = json_body(raw)
-        messages = chat_messages({"dialect": dialect, "body": body})
-        live = await self._rollout_of(dialect, request, body, messages)
-        turn = self.rollouts.asked(live, messages)
+        asked = Asked(dialect, body, request.headers)
+        live = await self._rollout_of(request, asked)
+        turn = self.rollouts.asked(live, asked)
         transition = Transition(
             t=turn, model=live.upstream.name, weights=live.upstream.weights, adapters=tuple(live.upstream.adapters),
             request={"dialect": dialect, "body": storable(body)}, started_at=time.time(), constrained=is_constrained(body),
@@ -184,7 +185,7 @@ class Gateway:
         def keep() -> None:
             if not passed.kept:
                 passed.kept, transition.latency_ms = True, (time.perf_counter() - clock) * 1000
-                self._keep(live, transition, messages, dialect, passed)
+                self._keep(live, transition, asked, passed)
 
         try:
             headers = self.access.passed_on(request.headers)
@@ -213,35 +214,34 @@ class Gateway:
                 with suppress(StoreError):
                     self.rollouts.close(live.rollout.id)
 
-    async def _rollout_of(self, dialect: str, request: web.Request, body: dict[str, Any], messages: list[dict[str, Any]]) -> Live:
+    async def _rollout_of(self, request: web.Request, asked: Asked) -> Live:
         """By token, by header, by path, by key, or by the conversation itself."""
         caller = self.access.caller(request)
         name = self.access.rollout_named(request, caller)
         if name is None:
-            return self.rollouts.of_conversation(dialect, body, messages, self.upstream)
+            return self.rollouts.of_conversation(asked, self.upstream)
         if len(name) > 200:
             raise ConfigError("a rollout's name may have at most 200 characters")
         known = None if rollout_id_of(name) in self.rollouts.open else await asyncio.to_thread(self.rollouts.stored, name)
         live = self.rollouts.named(name, self.upstream, known)
         if not live.rollout.task_id and not live.turns:
             told: Mapping[str, str] = request.headers if caller.rollout is None else {}  # an agent does not choose what it is compared with
-            said = next((str(m.get("content") or "") for m in reversed(messages) if m.get("role") == "user"), "")
             live.rollout.task_id = told.get("x-assay-task", "")[:1000]
             live.rollout.group_id = told.get("x-assay-group", "")[:1000] or live.rollout.task_id
-            live.rollout.inputs = live.rollout.inputs or {"prompt": said}
+            live.rollout.inputs = live.rollout.inputs or {"prompt": asked.prompt}
             self.store.put_rollout(live.rollout)
         return live
 
-    def _keep(self, live: Live, transition: Transition, messages: list[dict[str, Any]], dialect: str, passed: "Passed") -> None:
+    def _keep(self, live: Live, transition: Transition, asked: Asked, passed: "Passed") -> None:
         """A call that has ended becomes a transition. What cannot be read of it is kept as text with an error, never dropped."""
-        answer, response_id = passed.answer(dialect, transition)
+        answer, response_id = passed.answer(asked.dialect, transition)
         if transition.error is not None:  # servers say back what they were sent
             for secret in (*passed.secrets, getattr(live.upstream, "key", None) or ""):
                 transition.error = transition.error.replace(secret, "[key]") if len(secret) > 3 else transition.error
         transition.cost_usd = live.upstream.price_usd
         try:
             again = not 400 <= passed.status < 500 or passed.status in (408, 409, 429)
-            self.rollouts.answered(live, transition, messages, answer, response_id, again=again)
+            self.rollouts.answered(live, transition, asked, answer, response_id, again=again)
             self.stored += 1
         except Exception as error:  # the caller has its answer; the audit will say that this one is missing
             _LOG.error("a call could not be stored: %s: %s", type(error).__name__, error)

@@ -1,21 +1,20 @@
 """The rollouts that are open in a gateway: which one a call belongs to, its turns, its rewards, how it ends.
 
-A call names its rollout, or is found by its conversation: one that goes on from what a rollout was answered belongs to it. Rollouts
-that begin with the same messages are of one task and one group. Does not talk HTTP or to models.
+A call names its rollout, or is found by its conversation (`assay.traces.conversation`). Rollouts that begin with the same messages, tools
+and schema are of one task and one group. Does not talk HTTP or to models.
 """
 
 import hashlib
-import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from assay.datasets import SPLITS
 from assay.errors import ConfigError, FailureKind, StoreError, UnknownRollout
-from assay.traces.asked import asked_schema
-from assay.traces.dialects import Answer, Message, chat_tools, tool_results
+from assay.traces.conversation import Asked, Conversations, Trail
+from assay.traces.dialects import Answer, tool_results
 from assay.traces.ending import NO_ANSWER, NOT_RECORDED, Ending, answered_with, prediction_of
 from assay.traces.records import Rollout, Transition, new_id
 from assay.traces.store import Store
@@ -52,10 +51,7 @@ class Live:
     broken: FailureKind | None = None  # how its last call failed
     ended_as: str | None = None  # how it had ended before a late call opened it again
     waiting: dict[str, tuple[Transition, int]] = field(default_factory=dict)  # tool calls without a result, by id
-    keys: set[bytes] = field(default_factory=set)  # conversations it could go on from
-    latest: bytes = b""  # the one it was left at
-    responses: list[str] = field(default_factory=list)  # ids of its answers
-    calls: set[str] = field(default_factory=set)  # ids of all its tool calls
+    trail: Trail = field(default_factory=Trail)  # where its conversation is
     ending: Ending = field(default_factory=lambda: Ending(known=False))  # what its last call answered
     called: set[str] = field(default_factory=set)  # names of the tools that it called
     step_rewards: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -70,9 +66,7 @@ class LiveRollouts:
     def __init__(self, store: Store, *, run_id: str = "", idle_s: float = 600.0) -> None:
         self.store, self.run_id, self.idle_s = store, run_id, idle_s
         self.open: dict[str, Live] = {}
-        self._by_conversation: dict[bytes, list[str]] = {}
-        self._by_response: dict[str, str] = {}  # ids of answers that a later call may go on from
-        self._by_call: dict[str, set[str]] = {}  # ids of tool calls; servers that only count give the same to several rollouts
+        self._conversations: Conversations[Live] = Conversations(self.open)
         self.closed = self.unclosed = 0
 
     # -- opening
@@ -134,34 +128,19 @@ class LiveRollouts:
         rollout.transitions, rollout.status, rollout.ended_at = [], "running", None
         return live
 
-    def of_conversation(self, dialect: str, body: Mapping[str, Any], messages: Sequence[Message], upstream: Any) -> Live:
+    def of_conversation(self, request: Asked, upstream: Any) -> Live:
         """The rollout whose conversation this request goes on with, or a new one."""
-        previous = body.get("previous_response_id") or _mapping(body.get("thread")).get("previous_message_id")
-        if isinstance(previous, str) and (found := self.open.get(self._by_response.get(previous, ""))):
+        if (found := self._conversations.find(request)) is not None:
             return found
-        chain, brought = _chain(messages), tool_results(messages).keys()
-        owners = {found for call_id in brought for found in self._by_call.get(call_id, ())}
-        if len(owners) == 1 and (owner := self.open.get(next(iter(owners)))) is not None:
-            return owner  # also where the client wrote the conversation anew
-        for live in self._left_at(_failed(chain)):
-            if live.latest == _failed(chain) and not live.in_flight:
-                return live
-        for key in reversed(chain[:-1]):
-            alike = [live for live in self._left_at(key) if not live.in_flight or not brought.isdisjoint(live.calls)]
-            if alike:  # tool calls tell whose it is; else it is one that has not gone on from there yet, in turn
-                return min(alike, key=lambda live: (brought.isdisjoint(live.calls), live.latest != key, live.touched))
-        said = next((str(m.get("content") or "") for m in reversed(messages) if m.get("role") == "user"), "")
-        task = _task_of(chain, dialect, body) if chain else ""
-        return self.begin(upstream, told={"task_id": task, "group_id": task, "inputs": {"prompt": said}}, explicit=False)
-
-    def _left_at(self, key: bytes) -> list[Live]:
-        return [live for found in self._by_conversation.get(key, ()) if (live := self.open.get(found)) is not None]
+        task = request.task
+        return self.begin(upstream, told={"task_id": task, "group_id": task, "inputs": {"prompt": request.prompt}}, explicit=False)
 
     # -- calls
 
-    def asked(self, live: Live, messages: Sequence[Message]) -> int:
+    def asked(self, live: Live, request: Asked) -> int:
         """Notes a call that is about to be made, and the tool results that it brings; returns its turn."""
-        for call_id, result in tool_results(messages).items():
+        self._conversations.asked(live, request)
+        for call_id, result in tool_results(request.messages).items():
             if (found := live.waiting.pop(call_id, None)) is not None:
                 transition, at = found
                 if transition.tools[at].error is None:
@@ -173,7 +152,7 @@ class LiveRollouts:
         return turn
 
     def answered(
-        self, live: Live, transition: Transition, messages: Sequence[Message], answer: Answer | None, response_id: str | None, *, again: bool = False
+        self, live: Live, transition: Transition, request: Asked, answer: Answer | None, response_id: str | None, *, again: bool = False
     ) -> None:
         """Keeps a call that has ended, however it ended. `again`: it failed in a way that clients try again by themselves."""
         live.in_flight -= 1
@@ -186,26 +165,15 @@ class LiveRollouts:
             for at, (call_id, _, _) in enumerate(answer.tools):
                 if call_id:
                     live.waiting[call_id] = (transition, at)
-                    live.calls.add(call_id)
-                    self._by_call.setdefault(call_id, set()).add(live.rollout.id)
             live.ending = answered_with(transition.request, answer, live.called)
             live.rollout.prediction = prediction_of(live.ending.value)
             live.called.update(name for _, name, _ in answer.tools)
-            self._expect(live, _chain([*messages, answer.message])[-1])
-            if response_id:
-                self._by_response[response_id] = live.rollout.id
-                live.responses.append(response_id)
+            self._conversations.answered(live, request, answer, response_id)
             self.store.put_rollout(live.rollout)  # its prediction: a gateway that is killed leaves it
-        elif again and messages:
-            self._expect(live, _failed(_chain(messages)))
+        elif again:
+            self._conversations.failed(live, request)
         transition.step_rewards = live.step_rewards.pop(transition.t, {})
         self.store.put_transition(live.rollout.id, transition)
-
-    def _expect(self, live: Live, key: bytes) -> None:
-        live.latest = key
-        if key not in live.keys:
-            live.keys.add(key)
-            self._by_conversation.setdefault(key, []).append(live.rollout.id)
 
     # -- rewards and the end
 
@@ -271,16 +239,7 @@ class LiveRollouts:
         rollout.failure = None if status == "done" else failure or by_default
         if prediction is not None:
             rollout.prediction = dict(prediction) if isinstance(prediction, Mapping) else {"answer": prediction}
-        for key in live.keys:
-            ids = [found for found in self._by_conversation.pop(key, []) if found != rollout.id]
-            if ids:
-                self._by_conversation[key] = ids
-        for call_id in live.calls:
-            self._by_call[call_id].discard(rollout.id)
-            if not self._by_call[call_id]:
-                del self._by_call[call_id]
-        for response_id in live.responses:
-            self._by_response.pop(response_id, None)
+        self._conversations.forget(live)
         self.store.put_rollout(rollout)
         self.closed += 1
         return rollout
@@ -337,10 +296,6 @@ def check_status(status: str) -> None:
         raise ConfigError(f"status={status!r} must be done, failed (the agent's own failure) or error (the machinery's)")
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
 def _checked(told: Mapping[str, Any]) -> dict[str, Any]:
     if unknown := sorted(set(told) - {*_FIELDS, "group"}):
         raise ConfigError(f"{unknown} are no fields of a rollout; there are {', '.join(_FIELDS)}")
@@ -360,35 +315,3 @@ def _checked(told: Mapping[str, Any]) -> dict[str, Any]:
         else:
             found[key] = value
     return found
-
-
-def _chain(messages: Sequence[Message]) -> list[bytes]:
-    """A digest of every beginning of a conversation."""
-    found, digest = [], b""
-    for message in messages:
-        calls = [(c["function"]["name"], _compact(c["function"]["arguments"])) for c in message.get("tool_calls") or ()]
-        content = message.get("content") or ""
-        text = json.dumps([message.get("role"), content, calls, message.get("tool_call_id") or ""], ensure_ascii=True, default=str)
-        digest = hashlib.blake2b(digest + text.encode("utf-8", "replace"), digest_size=16).digest()
-        found.append(digest)
-    return found
-
-
-def _task_of(chain: Sequence[bytes], dialect: str, body: Mapping[str, Any]) -> str:
-    """The task of a conversation that begins so: its messages, the tools that are offered, and the schema that is asked for."""
-    request = {"dialect": dialect, "body": body}
-    offered = sorted(json.dumps(tool, sort_keys=True, default=str) for tool in chat_tools(request))
-    told = json.dumps([offered, asked_schema(request)], sort_keys=True, default=str)
-    return hashlib.blake2b(chain[-1] + told.encode("utf-8", "replace"), digest_size=8).hexdigest()
-
-
-def _failed(chain: Sequence[bytes]) -> bytes:
-    """Stands for a call with this conversation that failed: the same call again goes on with its rollout."""
-    return b"failed" + b"".join(chain[-1:])
-
-
-def _compact(arguments: str) -> str:
-    try:
-        return json.dumps(json.loads(arguments or "{}"), sort_keys=True)
-    except (ValueError, RecursionError):
-        return arguments

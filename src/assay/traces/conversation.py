@@ -1,0 +1,286 @@
+"""Which open rollout a request goes on with, where it does not name one.
+
+In turn: a W3C trace (`traceparent`), an OpenAI conversation, the response or message that it goes on from, the result of a tool call that a
+rollout waits for, the same request after a failed one, a conversation that begins with all that a rollout said so far, and a DSPy program's
+next prompt. A conversation that goes on twice from the same point is a fork: the second is a rollout of its own. Does not talk HTTP.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Generic, Protocol, TypeVar
+
+from assay.traces.asked import asked_schema, must_call
+from assay.traces.dialects import Answer, Message, chat_messages, chat_tools, part_texts, tool_results
+from assay.traces.prompts import Prompt, output_values
+
+__all__ = ["Asked", "Conversations", "Trail"]
+
+_TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}", re.IGNORECASE)
+_OUTPUTS = 200  # values of a rollout's answers that are kept to know them again
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request: its dialect, body, headers, and what they say of its conversation."""
+
+    dialect: str
+    body: Mapping[str, Any]
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def messages(self) -> list[Message]:
+        return chat_messages({"dialect": self.dialect, "body": self.body})
+
+    @cached_property
+    def chain(self) -> list[bytes]:
+        """A digest of every beginning of the conversation."""
+        found: list[bytes] = []
+        for message in self.messages:
+            found.append(_extended(found[-1] if found else b"", message))
+        return found
+
+    @property
+    def trace(self) -> str:
+        """The id of its W3C trace, "" without one."""
+        found = _TRACE.fullmatch(next((value for name, value in self.headers.items() if name.lower() == "traceparent"), "").strip())
+        return found[1].lower() if found and found[1].strip("0") else ""
+
+    @property
+    def thread(self) -> str:
+        """The id of an OpenAI conversation, "" without one."""
+        told = self.body.get("conversation")
+        found = told.get("id") if isinstance(told, Mapping) else told
+        return found if isinstance(found, str) else ""
+
+    @property
+    def previous(self) -> str:
+        """The id of the response or message that it goes on from, "" without one."""
+        thread = self.body.get("thread")
+        found = self.body.get("previous_response_id") or (thread.get("previous_message_id") if isinstance(thread, Mapping) else None)
+        return found if isinstance(found, str) else ""
+
+    @cached_property
+    def task(self) -> str:
+        """The task of a conversation that begins so: its messages, the tools that are offered, and the schema that is asked for."""
+        if not self.chain:
+            return ""
+        request = {"dialect": self.dialect, "body": self.body}
+        offered = sorted(json.dumps(tool, sort_keys=True, default=str) for tool in chat_tools(request))
+        told = json.dumps([offered, asked_schema(request), self.previous], sort_keys=True, default=str)
+        return hashlib.blake2b(self.chain[-1] + told.encode("utf-8", "replace"), digest_size=8).hexdigest()
+
+    @property
+    def insists(self) -> bool:
+        """Whether tools must be called."""
+        return must_call({"dialect": self.dialect, "body": self.body})
+
+    @property
+    def prompt(self) -> str:
+        """The last that a user said."""
+        return next((part_texts(m.get("content")) for m in reversed(self.messages) if m.get("role") == "user"), "")
+
+    @cached_property
+    def results(self) -> set[str]:
+        """Ids of the tool calls whose results stand after the last answer."""
+        last = max((at for at, message in enumerate(self.messages) if message.get("role") == "assistant"), default=-1)
+        return set(tool_results(self.messages[last + 1 :]))
+
+
+@dataclass
+class Trail:
+    """Where the conversation of an open rollout is."""
+
+    at: bytes = b""  # messages and answer of its last answered call
+    asked: bytes = b""  # messages of that call
+    task: str = ""  # and what they are asked with
+    insists: bool = False
+    failed: bytes = b""  # messages of its last call where that failed in a way that clients try again by themselves
+    response: str = ""  # id of its last answer
+    said: Message = field(default_factory=dict)  # its last answer
+    calls: set[str] = field(default_factory=set)  # ids of all its tool calls
+    requests: set[bytes] = field(default_factory=set)  # messages of all its calls
+    prompt: Prompt = field(default_factory=Prompt)  # of its first call, where DSPy wrote it
+    outputs: list[tuple[str, str]] = field(default_factory=list)  # fields of all its answers to such prompts
+    latest: list[tuple[str, str]] = field(default_factory=list)  # of the last one
+    entries: set[tuple[str, Any]] = field(default_factory=set)  # where it stands in the indexes
+
+
+class _Rollout(Protocol):
+    id: str
+
+
+class Open(Protocol):
+    """An open rollout, as far as it is needed here."""
+
+    @property
+    def rollout(self) -> _Rollout: ...
+
+    trail: Trail
+    in_flight: int
+    touched: float
+    waiting: dict[str, Any]
+
+
+R = TypeVar("R", bound=Open)
+
+
+class Conversations(Generic[R]):
+    """Args:
+    open_rollouts: by id, those that a request may go on with.
+    """
+
+    def __init__(self, open_rollouts: Mapping[str, R]) -> None:
+        self._open = open_rollouts
+        self._index: dict[tuple[str, Any], dict[str, None]] = {}  # kind and key -> rollout ids, in order
+
+    # -- what was asked and answered
+
+    def asked(self, live: R, request: Asked) -> None:
+        """Notes a call of a rollout that is about to be made."""
+        if not live.trail.requests:
+            live.trail.prompt = Prompt.of(request.messages)
+            for section in live.trail.prompt.sections.items():
+                self._note(live, "section", section)
+        live.trail.requests.update(request.chain[-1:])
+        for kind, key in (("trace", request.trace), ("thread", request.thread)):
+            if key and not self._at(kind, key):
+                self._note(live, kind, key)
+
+    def answered(self, live: R, request: Asked, answer: Answer, response_id: str | None) -> None:
+        """Notes what a call was answered: later requests that begin with both go on with its rollout."""
+        trail = live.trail
+        trail.said, trail.failed = answer.message, b""
+        trail.asked = request.chain[-1] if request.chain else b""
+        trail.at = _extended(trail.asked, trail.said)
+        trail.task, trail.insists = request.task, request.insists
+        self._note(live, "answer", trail.at)
+        if request.chain:
+            self._note(live, "request", trail.asked)
+        trail.response = response_id or ""
+        if response_id:
+            self._note(live, "response", response_id)
+        for call_id, _, _ in answer.tools:
+            if call_id:
+                trail.calls.add(call_id)
+                self._note(live, "call", call_id)
+        if trail.prompt.sections:
+            trail.latest = output_values(answer.output)
+            trail.outputs = [*trail.outputs, *trail.latest][-_OUTPUTS:]
+
+    def failed(self, live: R, request: Asked) -> None:
+        """Notes that a call failed in a way that clients try again by themselves."""
+        if request.chain:
+            live.trail.failed = request.chain[-1]
+            self._note(live, "failed", live.trail.failed)
+
+    def forget(self, live: R) -> None:
+        """Takes a rollout that has ended out of the indexes."""
+        for entry in live.trail.entries:
+            found = self._index[entry]
+            found.pop(live.rollout.id, None)
+            if not found:
+                del self._index[entry]
+        live.trail.entries.clear()
+
+    def _note(self, live: R, kind: str, key: Any) -> None:
+        self._index.setdefault((kind, key), {})[live.rollout.id] = None
+        live.trail.entries.add((kind, key))
+
+    def _at(self, kind: str, key: Any) -> list[R]:
+        return [live for found in self._index.get((kind, key), ()) if (live := self._open.get(found)) is not None]
+
+    # -- finding
+
+    def find(self, request: Asked) -> R | None:
+        """The open rollout that a request goes on with, None where it begins one."""
+        for kind, key in (("trace", request.trace), ("thread", request.thread)):
+            if key and (found := self._at(kind, key)):
+                return found[0]
+        if request.previous and (found := self._at("response", request.previous)):
+            return next((live for live in found if live.trail.response == request.previous and not live.in_flight), None)
+        if not request.chain:
+            return None
+        waiting = {live.rollout.id: live for call_id in request.results for live in self._at("call", call_id) if call_id in live.waiting}
+        if len(waiting) == 1:
+            return next(iter(waiting.values()))  # also where the client wrote the conversation anew
+        tried = [live for live in self._at("failed", request.chain[-1]) if live.trail.failed == request.chain[-1] and not live.in_flight]
+        return tried[0] if tried else self._insisting(request) or self._continued(request) or self._of_program(request)
+
+    def _insisting(self, request: Asked) -> R | None:
+        """The rollout that is asked the same once more, now with tools that must be called: DSPy's ReActV2 insists on its answer so."""
+        if not request.insists:
+            return None
+        asked = [live for live in self._at("request", request.chain[-1]) if live.trail.asked == request.chain[-1]]
+        return _first([live for live in asked if live.trail.task == request.task and not live.trail.insists], request.results)
+
+    def _continued(self, request: Asked) -> R | None:
+        """By the longest beginning of the conversation that a rollout was asked or answered."""
+        brought = tool_results(request.messages).keys()
+        for at in reversed(range(len(request.chain) - 1)):
+            key = request.chain[at]
+            if answered := self._at("answer", key):
+                return _first([live for live in answered if live.trail.at == key], brought)  # None: all have gone on from there
+            if asked := self._at("request", key):
+                later = request.messages[at + 1 :]
+                return _first([live for live in asked if live.trail.asked == key and _says(live.trail.said, later)], brought)
+        owners = {live.rollout.id: live for call_id in brought for live in self._at("call", call_id)}
+        return next(iter(owners.values())) if len(owners) == 1 else None  # of a conversation that was written anew
+
+    def _of_program(self, request: Asked) -> R | None:
+        """The rollout of a DSPy program whose next prompt this is: it has the program's inputs, and what the program said before."""
+        prompt = Prompt.of(request.messages)
+        alike = {live.rollout.id: live for section in prompt.sections.items() for live in self._at("section", section)}
+        fits = [
+            (share, live)
+            for live in alike.values()
+            if not live.in_flight and request.chain[-1] not in live.trail.requests
+            if (share := prompt.follows(live.trail.prompt, live.trail.outputs, live.trail.latest)) is not None
+        ]
+        return min(fits, key=lambda found: (-found[0], found[1].touched))[1] if fits else None
+
+
+def _first(fits: Iterable[R], brought: Iterable[str]) -> R | None:
+    """Of the rollouts that a request may go on with, the one whose tool calls it brings back, else the one that waits longest."""
+    ids = set(brought)
+    free = [live for live in fits if not live.in_flight]
+    return min(free, key=lambda live: (ids.isdisjoint(live.trail.calls), live.touched), default=None)
+
+
+def _says(said: Message, later: Sequence[Message]) -> bool:
+    """Whether messages begin with what a rollout said, in the words of a client that writes answers its own way, or leaves them out."""
+    if later[0].get("role") != "assistant":
+        return True
+    end = next((at for at, message in enumerate(later) if message.get("role") != "assistant"), len(later))
+    text = _plain(" ".join(part_texts(message.get("content")) for message in later[:end]))
+    calls = said.get("tool_calls") or []
+    told = [call["function"] for message in later[:end] for call in message.get("tool_calls") or ()]
+    if calls and [(f["name"], _compact(f["arguments"])) for f in told] == [
+        (c["function"]["name"], _compact(c["function"]["arguments"])) for c in calls
+    ]:
+        return True
+    if any(len(call["id"]) > 3 and call["id"] in text for call in calls):
+        return True
+    own = _plain(part_texts(said.get("content")))
+    return bool(own and text) and (own in text or text in own or _compact(own) == _compact(text))
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _extended(digest: bytes, message: Message) -> bytes:
+    calls = [(c["function"]["name"], _compact(c["function"]["arguments"])) for c in message.get("tool_calls") or ()]
+    content = message.get("content") or ""
+    text = json.dumps([message.get("role"), content, calls, message.get("tool_call_id") or ""], ensure_ascii=True, default=str)
+    return hashlib.blake2b(digest + text.encode("utf-8", "replace"), digest_size=16).digest()
+
+
+def _compact(arguments: str) -> str:
+    try:
+        return json.dumps(json.loads(arguments or "{}"), sort_keys=True)
+    except (ValueError, RecursionError):
+        return arguments

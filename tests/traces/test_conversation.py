@@ -1,0 +1,304 @@
+"""Which rollout a request goes on with, where it names none: requests as real clients send them, over HTTP."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from assay.testing.serving import post, served
+from assay.testing.upstream import ScriptedUpstream
+from assay.traces import Rollout, Store
+from assay.traces.gateway import Gateway
+from assay.traces.upstreams import upstream_of
+
+Message = dict[str, Any]
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}} for name in ("calculator", "final_answer")
+]
+
+
+class Place:
+    """A gateway in front of a scripted model."""
+
+    def __init__(self, gateway: Gateway, url: str) -> None:
+        self.gateway, self.url = gateway, url
+
+    def chat(self, *messages: Message, headers: dict[str, str] | None = None, **body: Any) -> Message:
+        status, told = post(f"{self.url}/v1/chat/completions", {"model": "m", "messages": list(messages), **body}, **(headers or {}))
+        assert status == 200, told
+        return told["choices"][0]["message"]
+
+    def respond(self, given: str, **body: Any) -> str:
+        status, told = post(f"{self.url}/v1/responses", {"model": "m", "input": given, **body})
+        assert status == 200, told
+        return str(told["id"])
+
+    def rollouts(self) -> list[Rollout]:
+        self.gateway.store.flush()
+        return [self.gateway.store.rollout(r.id) for r in self.gateway.store.rollouts()][::-1]
+
+    @property
+    def turns(self) -> list[int]:
+        return [len(rollout.transitions) for rollout in self.rollouts()]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    with Store(tmp_path / "s.db") as store, served(ScriptedUpstream().app()) as behind:
+        gateway = Gateway(store, upstream_of("echo", base=behind))
+        with served(gateway.app()) as url:
+            yield Place(gateway, url)
+
+
+Answers = Callable[[list[Message]], Message]
+
+
+@pytest.fixture
+def scripted(tmp_path: Path) -> Iterator[Callable[[Answers], Place]]:
+    """A gateway in front of a model that answers as a function says."""
+    said: list[Answers] = []
+    numbers = itertools.count(1)
+
+    async def answer(request: web.Request) -> web.Response:
+        body = await request.json()
+        message = {"role": "assistant", **said[-1](body["messages"])}
+        return web.json_response({"id": f"c{next(numbers)}", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    with Store(tmp_path / "s.db") as store, served(app) as behind:
+        gateway = Gateway(store, upstream_of("echo", base=behind))
+        with served(gateway.app()) as url:
+
+            def begin(script: Answers) -> Place:
+                said.append(script)
+                return Place(gateway, url)
+
+            yield begin
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def parts(role: str, text: str) -> Message:
+    return {"role": role, "content": [{"type": "text", "text": text}]}
+
+
+# -- clients that write their own answer anew
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_smolagents_writes_tool_calls_as_text_and_stays_one_rollout(place: Place, at_once: bool) -> None:
+    begun = [parts("system", "You solve tasks by tool calls."), parts("user", "New task:\nuse the tool")]
+    agents = [[*begun], [*begun]]  # the same task twice
+    for _, messages in sorted(enumerate(agents * 3), key=lambda step: step[0] if at_once else step[0] % 2):
+        call = place.chat(*messages, tools=TOOLS, tool_choice="required")["tool_calls"][0]
+        told = {"id": call["id"], "type": "function", "function": {"name": "calculator", "arguments": {"expression": "6*7"}}}
+        messages += [parts("assistant", f"Calling tools:\n[{told}]"), parts("user", "Observation:\n42; use the tool")]
+    assert place.turns == [3, 3]
+    assert len({rollout.group_id for rollout in place.rollouts()}) == 1
+
+
+def test_smolagents_adds_to_the_code_that_the_model_wrote(place: Place) -> None:
+    for _ in range(2):
+        messages = [parts("user", "Thought: compute.\n<code>\nprint(6 * 7)\n</code>")]
+        for at in range(3):
+            said = place.chat(*messages)["content"]
+            messages += [parts("assistant", f"{said}\nCalling tools:\n[{{'id': 'call_{at}'}}]"), parts("user", f"Observation {at}:\n42")]
+    assert place.turns == [3, 3]
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        lambda said: {**said, "content": f"  {said['content']}\n"},  # trimmed or padded
+        lambda said: {**said, "content": said["content"][:-2]},  # cut at a stop sequence
+        lambda said: {**said, "name": "assistant"},
+    ],
+)
+def test_an_answer_that_a_client_changed_a_little_is_known_again(place: Place, again: Callable[[Message], Message]) -> None:
+    said = place.chat(user("say this back to me"))
+    place.chat(user("say this back to me"), again(said), user("two"))
+    assert place.turns == [2]
+
+
+def test_json_that_a_client_wrote_anew_is_the_same_answer(scripted: Callable[[Answers], Place]) -> None:
+    place = scripted(lambda messages: {"content": '{"b": 1,\n "a": [2]}'})
+    place.chat(user("json"))
+    place.chat(user("json"), {"role": "assistant", "content": '{"a": [2], "b": 1}'}, user("more"))
+    assert place.turns == [2]
+
+
+def test_a_client_that_keeps_no_answers_is_one_rollout(place: Place) -> None:
+    place.chat(user("one"))
+    place.chat(user("one"), user("two"))
+    place.chat(user("one"), user("two"), user("three"))
+    assert place.turns == [3]
+
+
+def test_a_conversation_that_only_begins_alike_is_not_taken_for_it(place: Place) -> None:
+    place.chat(user("hello"))
+    place.chat(user("hello"), {"role": "assistant", "content": "Somebody else answered this, long ago."}, user("two"))
+    assert place.turns == [1, 1]
+
+
+def test_a_conversation_that_was_cut_goes_on_where_a_tool_is_waited_for(place: Place) -> None:
+    said = place.chat(user("use the tool"), tools=TOOLS)
+    place.chat(user("a summary of all before"), said, {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "42"}, tools=TOOLS)
+    assert place.turns == [2]
+
+
+def test_a_request_that_insists_on_a_tool_after_an_answer_stays_in_the_rollout(place: Place) -> None:
+    place.chat(user("hello"), tools=TOOLS)
+    place.chat(user("hello"), tools=TOOLS, tool_choice={"type": "function", "function": {"name": "final_answer"}})
+    place.chat(user("hello"), tools=TOOLS)  # the same task anew
+    assert place.turns == [2, 1]
+
+
+def test_what_goes_on_after_a_failed_call_with_less_stays_in_the_rollout(place: Place) -> None:
+    said = place.chat(user("one"))
+    body = {"model": "m", "messages": [user("one"), said, user("#500, and long")]}
+    assert post(f"{place.url}/v1/chat/completions", body)[0] == 500
+    place.chat(user("one"), said, user("shorter"))
+    assert place.turns == [3]
+
+
+# -- forks
+
+
+def test_a_conversation_that_goes_on_twice_from_one_point_is_two_rollouts(place: Place) -> None:
+    first = place.chat(user("one"))
+    ways = [place.chat(user("one"), first, user(way)) for way in ("left", "right")]
+    place.chat(user("one"), first, user("right"), ways[1], user("on"))
+    assert [[t.output for t in rollout.transitions] for rollout in place.rollouts()] == [["echo: one", "echo: left"], ["echo: right", "echo: on"]]
+
+
+def test_tool_results_that_come_back_twice_are_a_fork(place: Place) -> None:
+    said = place.chat(user("use the tool"), tools=TOOLS)
+    for result in ("42", "43"):
+        back = {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": result}
+        place.chat(user("use the tool"), said, back, tools=TOOLS)
+    assert place.turns == [2, 1]
+
+
+def test_a_response_that_two_requests_go_on_from_is_a_fork(place: Place) -> None:
+    first = place.respond("one")
+    left, right = (place.respond(way, previous_response_id=first) for way in ("left", "right"))
+    place.respond("on", previous_response_id=right)
+    place.respond("on", previous_response_id=left)
+    assert [[t.output for t in rollout.transitions] for rollout in place.rollouts()] == [
+        ["echo: one", "echo: left", "echo: on"],
+        ["echo: right", "echo: on"],
+    ]
+
+
+# -- ids
+
+
+def test_calls_of_one_conversation_object_are_one_rollout(place: Place) -> None:
+    for conversation in ("conv_1", {"id": "conv_1"}, "conv_2"):
+        place.respond("hello", conversation=conversation)
+    assert place.turns == [2, 1]
+
+
+def test_calls_of_one_trace_are_one_rollout(place: Place) -> None:
+    def within(trace: str) -> dict[str, str]:
+        return {"traceparent": f"00-{trace}-{'b' * 16}-01"}
+
+    for text, trace in (("one", "a" * 32), ("something else", "A" * 32), ("one", "c" * 32), ("two", "0" * 32), ("three", "0" * 32)):
+        place.chat(user(text), headers=within(trace))
+    place.chat(user("four"), headers={"traceparent": "no trace"})
+    assert place.turns == [2, 1, 1, 1, 1]
+
+
+# -- DSPy's programs: each prompt holds anew what was before
+
+ENDS = "\n\nRespond with the corresponding output fields, starting with the field `[[ ## answer ## ]]`, and then ending with the marker for `[[ ## completed ## ]]`."
+
+
+def form(fields: dict[str, Any]) -> str:
+    return "\n\n".join(f"[[ ## {name} ## ]]\n{value}" for name, value in fields.items())
+
+
+def prompt(signature: str, **fields: str) -> list[Message]:
+    system = f"Your input fields are:\n{signature}\nAll interactions will be structured in the following way\n[[ ## x ## ]]\n\nIn adhering to this structure, your objective is: {signature}"
+    return [{"role": "system", "content": system}, user(form(fields) + ENDS)]
+
+
+def counting(**fixed: Any) -> Answers:
+    """A model whose answers differ from one another, in DSPy's sections."""
+    numbers = itertools.count(1)
+    return lambda messages: {"content": form({"reasoning": f"thought number {next(numbers)}", "answer": "7", **fixed}) + "\n\n[[ ## completed ## ]]"}
+
+
+def test_the_calls_of_a_dspy_react_agent_are_one_rollout(scripted: Callable[[Answers], Place]) -> None:
+    numbers = itertools.count(1)
+
+    def answers(messages: list[Message]) -> Message:
+        last = "extract" in messages[0]["content"]
+        told = (
+            {"reasoning": "r", "answer": "42"}
+            if last
+            else {"next_thought": f"I think {next(numbers)}", "next_tool_name": "add", "next_tool_args": "{}"}
+        )
+        return {"content": form(told) + "\n\n[[ ## completed ## ]]"}
+
+    place = scripted(answers)
+    for thoughts in ((1, 2), (3, 4)):
+        trajectory = ""
+        for at, thought in enumerate(thoughts):
+            place.chat(*prompt("question, trajectory -> next", question="six times seven?", trajectory=trajectory))
+            trajectory += "\n\n" * bool(at) + form(
+                {f"thought_{at}": f"I think {thought}", f"tool_name_{at}": "add", f"tool_args_{at}": "{}", f"observation_{at}": "42"}
+            )
+        place.chat(*prompt("extract", question="six times seven?", trajectory=trajectory))
+    assert place.turns == [3, 3]
+    assert [rollout.prediction for rollout in place.rollouts()] == [{"reasoning": "r", "answer": "42"}] * 2
+
+
+def test_a_predictor_that_reads_what_another_said_is_of_the_same_run(scripted: Callable[[Answers], Place]) -> None:
+    place = scripted(counting(draft="a draft"))
+    for _ in range(2):
+        place.chat(*prompt("question -> draft", question="six times seven?"))
+        place.chat(*prompt("question, draft -> answer", question="six times seven?", draft="a draft"))
+    assert place.turns == [2, 2]
+
+
+def test_an_adapter_that_asks_again_in_another_form_is_of_the_same_run(scripted: Callable[[Answers], Place]) -> None:
+    place = scripted(lambda messages: {"content": "no sections"})
+    asked = prompt("question -> answer", question="six times seven?")
+    place.chat(*asked)
+    told = asked[0]["content"].replace("[[ ## x ## ]]", "outputs will be a JSON object")
+    place.chat({**asked[0], "content": told}, user(form({"question": "six times seven?"}) + "\n\nRespond with a JSON object in the following order"))
+    assert place.turns == [2]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        prompt("question -> answer, compiled", question="six times seven?"),  # another program on the same task
+        prompt("question -> answer", question="six times eight?"),  # another task
+        prompt("question, gold, answer -> right", question="six times seven?", gold="42", answer="7"),  # a judge
+        prompt("text -> label", text="thought number 1"),
+    ],
+)
+def test_other_prompts_of_dspy_are_rollouts_of_their_own(scripted: Callable[[Answers], Place], other: list[Message]) -> None:
+    place = scripted(counting())
+    place.chat(*prompt("question -> answer", question="six times seven?"))
+    place.chat(*other)
+    assert place.turns == [1, 1]
+
+
+def test_nothing_is_kept_of_rollouts_that_ended(place: Place) -> None:
+    said = place.chat(user("use the tool"), tools=TOOLS)
+    place.chat(user("use the tool"), said, {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "42"}, tools=TOOLS)
+    place.chat(*prompt("q -> a", question="x"), headers={"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"})
+    place.respond("one", conversation="conv_1")
+    assert place.gateway.rollouts._conversations._index
+    place.gateway.rollouts.sweep(all_of_them=True)
+    assert not place.gateway.rollouts._conversations._index
+    assert place.turns == [2, 1, 1]
