@@ -5,12 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from click.testing import CliRunner
 
 import assay
 from assay.cli.main import group
 from assay.errors import ConfigError, ModelError, ProgramFailed, RubricError
 from assay.optimizers.weights import policy
+from assay.testing.serving import served
 
 PROGRAM = """import dspy
 
@@ -99,3 +101,47 @@ def test_what_a_warm_up_will_compare_is_tried_before_it(place: Path, embedded: s
     assert isinstance(ended.exception, WeightsLoadedError)
     ended = CliRunner().invoke(group, ["train", "sft", "gone.jsonl", *command[3:], "--rubric", "judged.yaml", "--judge-model", "openai/m"])
     assert "gone.jsonl" in str(ended.exception)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "reinforce++", "reinforce++-turn", "ppo", "rloo"])
+def test_judges_of_a_training_have_an_address_and_a_key_of_their_own(place: Path, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    asked: list[tuple[str, str]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(((await request.json())["model"], request.headers["Authorization"]))
+        return web.json_response({"error": {"message": "out of order", "type": "invalid_request_error"}}, status=400)
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    with served(app) as url:
+        words = [
+            "train",
+            algorithm,
+            "triage.py:Triage",
+            "--name",
+            "x",
+            "--rubric",
+            "judged.yaml",
+            "--data",
+            "data.jsonl",
+            "--model",
+            "some/hub-model",
+        ]
+        judge = ["--judge-model", "openai/m", "--judge-api-base", f"{url}/v1", "--judge-api-key-env", "JUDGE_KEY"]
+        ended = CliRunner().invoke(group, [*words, *judge, "--tasks", "2", "--adapter", "chat"])
+    assert isinstance(ended.exception, ModelError)
+    assert set(asked) == {("m", "Bearer secret")}
+
+
+def test_judges_of_the_comparison_of_a_warm_up_have_an_address_of_their_own(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr("assay.training.check_comparison", lambda *_, **options: given.update(options))
+    monkeypatch.setattr("assay.optimizers.weights.sft.load_policy", loaded)
+    prompt = [{"role": "user", "content": "a"}]
+    rows = [{"prompt": prompt, "completion": [{"role": "assistant", "content": "b"}], "task_id": str(n)} for n in range(8)]
+    (place / "sft.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    judge = {"judge_model": "openai/m", "judge_api_base": "http://127.0.0.1:9/v1", "judge_api_key_env": "JUDGE_KEY"}
+    words = ["train", "sft", "sft.jsonl", "--name", "x", "--program", "triage.py:Triage", "--rubric", "judged.yaml", "--data", "data.jsonl"]
+    CliRunner().invoke(group, [*words, *(word for name, value in judge.items() for word in (f"--{name.replace('_', '-')}", value))])
+    assert {name: given.get(name) for name in judge} == judge

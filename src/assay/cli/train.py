@@ -9,6 +9,7 @@ import click
 from assay.cli.shared import (
     Console,
     cap_options,
+    endpoint_options,
     json_option,
     json_or_text,
     keep,
@@ -23,6 +24,13 @@ from assay.cli.shared import (
 )
 
 __all__ = ["command"]
+
+
+_JUDGE = [click.option("--judge-model", help="Model of the rubric's judges; not the one in training."), *endpoint_options("the judges", "judge")]
+
+
+def _judge_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    return with_options(function, _JUDGE)
 
 
 @click.group("train")
@@ -52,7 +60,7 @@ def command() -> None:
 @click.option("--data", metavar="D", help="The program's tasks.")
 @click.option("--adapter", type=click.Choice(["json", "lean", "chat"]), help="How the program's fields become messages.")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="An agent parameter of the program, e.g. max_steps=4.")
-@click.option("--judge-model", help="Model of the rubric's judges; not the one in training.")
+@_judge_options
 @click.option("--salt", help="Salt of the program's splits.")
 @click.option("--test-size", type=click.IntRange(1), help="Most sealed tasks.")
 @click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE.")
@@ -74,7 +82,8 @@ def sft(**values: Any) -> None:
     preflight = not no_preflight
     if config is not None:
         return _launched(config)
-    measured = {key: value for key in ("rubric", "data", "adapter", "judge_model", "salt", "store") if (value := values.pop(key)) is not None}
+    judged = ("judge_model", "judge_api_base", "judge_api_key_env")
+    measured = {key: value for key in ("rubric", "data", "adapter", *judged, "salt", "store") if (value := values.pop(key)) is not None}
     if settings := pairs(values.pop("settings"), "--set"):
         measured["parameters"] = {key: json_or_text(text) for key, text in settings.items()}
     if (program is None and measured) or (program is not None and not {"rubric", "data"} <= measured.keys()):
@@ -167,7 +176,7 @@ def _policy_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--rubric", metavar="R", help="A YAML file or a shipped rubric; an export brings its rewards."),
         click.option("--data", metavar="D", help="The tasks; an export brings its own."),
         click.option("--model", default="embedded/smollm2-135m", show_default=True, help="What is trained; adapters in its name are merged before."),
-        click.option("--judge-model", help="Model of the rubric's judges; not the one in training."),
+        *_JUDGE,
         click.option("--judged-by-itself", is_flag=True, help="Let the model in training judge itself all the same."),
         click.option("--watch", metavar="R", help="A second rubric that scores the rollouts and is not trained on."),
         click.option("--retain", multiple=True, metavar="PROGRAM,RUBRIC,DATA", help="What must not be forgotten."),
@@ -247,7 +256,20 @@ def _policy(algorithm: str, values: dict[str, Any]) -> None:
     require_coverage(data)
 
 
-_ONLINE = ("rubric", "data", "judge_model", "judged_by_itself", "watch", "retain", "adapter", "salt", "threads", "store")
+_ONLINE = (
+    "rubric",
+    "data",
+    "judge_model",
+    "judge_api_base",
+    "judge_api_key_env",
+    "judged_by_itself",
+    "watch",
+    "retain",
+    "adapter",
+    "salt",
+    "threads",
+    "store",
+)
 
 
 def _offline(values: dict[str, Any]) -> dict[str, Any]:
