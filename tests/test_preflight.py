@@ -61,10 +61,11 @@ def jobs(**options: Any) -> list[Any]:
         lambda: tuning.tune("mine.py:Mine", trials=2, **given),
         lambda: assay.collect("mine.py:Mine", n=2, **given),
         lambda: assay.evaluate("mine.py:Mine", **given),
+        lambda: assay.parameter_impact("mine.py:Mine", levels=2, **given),
     ]
 
 
-@pytest.mark.parametrize("job", range(4))
+@pytest.mark.parametrize("job", range(5))
 def test_a_program_that_fails_three_times_alike_stops_every_job_and_says_where(place: Path, job: int) -> None:
     (place / "mine.py").write_text(PROGRAM.format(body=ALWAYS))
     lm = scripted_lm(answers)
@@ -104,7 +105,7 @@ FAILING = {
 
 
 @pytest.mark.parametrize(("body", "said", "most"), FAILING.values(), ids=FAILING)
-@pytest.mark.parametrize("job", range(4))
+@pytest.mark.parametrize("job", range(5))
 def test_a_program_that_gives_no_answer_stops_every_job(place: Path, job: int, body: str, said: str, most: int) -> None:
     (place / "mine.py").write_text(PROGRAM.format(body=body))
     lm = scripted_lm(answers)
@@ -142,7 +143,7 @@ def test_a_server_that_is_down_stops_after_three_tasks(place: Path) -> None:
     assert lm.scripted.calls == 3
 
 
-@pytest.mark.parametrize("job", range(4))
+@pytest.mark.parametrize("job", range(5))
 def test_a_dead_judge_stops_every_job_before_it_spends(place: Path, job: int) -> None:
     def script(request: Any) -> Any:
         return dspy.lm15.ServerError("down") if "material to judge" in str(request) else answers(request)
@@ -182,7 +183,7 @@ def test_rollouts_of_preflight_are_in_the_store_and_in_no_export(place: Path) ->
     assert report.rows == phases.count("collect")
 
 
-@pytest.mark.parametrize("job", range(4))
+@pytest.mark.parametrize("job", range(5))
 def test_a_cap_on_dollars_needs_a_price(place: Path, job: int) -> None:
     with pytest.raises(ConfigError, match=r"max_cost_usd=1 cannot be kept: no price is known for openai/local-model"):
         jobs(model="openai/local-model", api_base="http://127.0.0.1:9/v1", max_cost_usd=1.0)[job]()

@@ -18,6 +18,7 @@ from assay.optimizers.parameters import Point
 from assay.optimizers.parameters.impact import Impact, draw_impact, impact
 from assay.optimizers.parameters.page import importance, write_page
 from assay.optimizers.reserve import too_few_to_score
+from assay.preflight import checked
 from assay.programs import AgentParameters
 from assay.reprs import Shown
 from assay.rubrics import Rubric
@@ -99,6 +100,7 @@ def parameter_impact(
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"cannot write to {folder}: {error}. Choose another folder with --out") from error
+        measured = checked(job, job.splits.val, split="val")
         start = Point(name, {parameter: defaults[parameter] for parameter in space.searched(name)})
         with job.session.phase("impact"):
             found = impact(arena_of(job, config, space), job.splits.val, space, start, levels=levels, budget=Budget(**config.budget), progress=shown)
@@ -113,7 +115,7 @@ def parameter_impact(
         report.page, _ = write_page(folder, study, objectives, title=f"What the agent parameters of {config.program} do", facts=facts, impact=found)
     except MissingExtra as error:
         report.notes.append(f"no picture: {error}")
-    report.notes += [few] if few is not None else []
+    report.notes += [*([few] if few is not None else []), *(measured.warnings if measured else ())]
     report.notes += [f"could not be run: {why}" for why in found.failed]
     report.notes += [f"{parameter} had no effect on any run" for parameter in found.without_effect]
     if study is None:
