@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from click.testing import CliRunner
 
 import assay
+from assay.cli.main import group
 from assay.errors import ConfigError, Diverged, ModelError, ProgramFailed
 from assay.optimizers import Progress
 from assay.planning import plan
@@ -156,6 +158,34 @@ def test_the_reflection_model_is_asked_where_one_is_configured(job: dict[str, An
             reflection_model="openai/down",
             **{key: job[key] for key in job if key not in ("name", "sft", "grpo")},
         )
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_taken_name_is_refused_by_the_estimate_too(job: dict[str, Any], server: Server, resume: bool) -> None:
+    (Path(".assay") / "adapters" / "up-2").mkdir(parents=True)
+    words = [
+        "improve",
+        "mine.py:Mine",
+        "--order",
+        "prompts,sft",
+        "--dry-run",
+        *(["--resume"] if resume else []),
+        "--sft",
+        "model=embedded/smollm2-135m",
+    ]
+    flags = [word for name in ("rubric", "data", "name", "model", "api_base", "adapter") for word in (f"--{name.replace('_', '-')}", job[name])]
+    ended = CliRunner().invoke(group, [*words, *flags])
+    assert (ended.exception is None) == resume  # one that is resumed made it itself
+    if not resume:
+        assert "there is an adapter 'up-2'" in str(ended.exception)
+        with pytest.raises(ConfigError, match="there is an adapter 'up-2'"):
+            assay.improve("mine.py:Mine", order=["prompts", "sft"], **job)
+        folder = Path(".assay") / "improve" / "down"
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text("{}")
+        with pytest.raises(ConfigError, match="unfinished improvement 'down'"):
+            plan("improve", "mine.py:Mine", order=["prompts"], **{**job, "name": "down"})
+    assert server.asked == []
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -12,10 +12,12 @@ from assay.deployment.artifact import is_artifact
 from assay.errors import ConfigError
 from assay.jobs import RunConfig
 from assay.optimizers.weights.config import PolicyConfig, SFTConfig, made_of
+from assay.optimizers.weights.work import check_free
 from assay.training import guards_of, independent
 
-__all__ = ["STEPS", "check_order", "own_model", "own_name"]
+__all__ = ["STATE", "STEPS", "adapter_names", "check_name", "check_order", "own_model", "own_name"]
 
+STATE = "state.json"  # of an unfinished improvement, in its folder
 STEPS = ("prompts", "sft", "grpo")
 
 
@@ -51,6 +53,25 @@ def check_order(
         _check_trainable(step, trained)
         independent(rubric, judge or own, trained)
         guards_of(retain, watch, program=own_name(program), data=data, judge=judge or own, model=trained)
+
+
+def check_name(name: str, order: Sequence[str], folder: Path) -> None:
+    """Refuses to begin an improvement under a name that is taken.
+
+    Args:
+        folder: of the improvement of this name, in which an unfinished one is kept.
+    Raises:
+        ConfigError: there is an unfinished improvement, or an adapter, of this name.
+    """
+    if (folder / STATE).is_file():
+        raise ConfigError(f"there is an unfinished improvement {name!r} in {folder}: add --resume, or take another name")
+    for adapter in adapter_names(name, order):
+        check_free(adapter)
+
+
+def adapter_names(name: str, order: Sequence[str]) -> list[str]:
+    """Of the adapters that the steps of an improvement make."""
+    return [f"{name}-{number}" for number, step in enumerate(order, start=1) if step != "prompts"]
 
 
 def own_model(program: str, model: str | None) -> str:

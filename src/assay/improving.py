@@ -18,7 +18,7 @@ from assay.exporting import collect, export
 from assay.finished import FinishedRun
 from assay.given import takes
 from assay.improvechecks import CAPS, Trial, check_start, compare_on, ended_by, left_of, spent_in
-from assay.improveorder import STEPS, check_order, own_model, own_name
+from assay.improveorder import STATE, STEPS, adapter_names, check_name, check_order, own_model, own_name
 from assay.improveplan import ImprovePlan, Turn
 from assay.improvereport import ImproveReport, finished_report, write_json
 from assay.jobs import RunConfig, home_of, load_rubric, open_job, pinned
@@ -33,7 +33,6 @@ from assay.optimizers.weights import SFTConfig, train_sft
 from assay.optimizers.weights.config import PolicyConfig, made_of
 from assay.optimizers.weights.page import interval
 from assay.optimizers.weights.validation import compared
-from assay.optimizers.weights.work import check_free
 from assay.programs.loading import full_name
 from assay.traces.gates import Gates
 from assay.traces.records import new_id
@@ -137,7 +136,7 @@ class _Improvement:
         }  # fmt: skip
         job["options"] = {key: value for key, value in self.options.items() if key not in CAPS}  # they may be raised
         job = json.loads(json.dumps(job, default=str))
-        told = self.folder / "state.json"
+        told = self.folder / STATE
         self.opens_as = f"improve-{self.name}-{new_id()[:12]}"
         if resume and not told.is_file() and (done := finished_report(self._report_file, job)) is not None:
             return done
@@ -151,13 +150,10 @@ class _Improvement:
             self.made = tuple(state["made"]) if state.get("made") else None
             self.plan = ImprovePlan.of(state["plan"]) if state.get("plan") else None
             return ImproveReport.of(kept) if (kept := self._ended.report(self.shown)) is not None else None
-        if told.is_file():
-            raise ConfigError(f"there is an unfinished improvement {self.name!r} in {self.folder}: add --resume, or take another name")
+        check_name(self.name, order, self.folder)
         self.job, self.report = job, ImproveReport(None, self.program, self._own_model())
-        for at, step in enumerate(order):
-            if step != "prompts":
-                check_free(f"{self.name}-{at + 1}")
-                shutil.rmtree(adapter_home().parent / "training" / f"{self.name}-{at + 1}", ignore_errors=True)  # of another one, begun and left
+        for adapter in adapter_names(self.name, order):
+            shutil.rmtree(adapter_home().parent / "training" / adapter, ignore_errors=True)  # of another one, begun and left
         self._keep()
         return None
 
@@ -216,7 +212,7 @@ class _Improvement:
             "made": self.made,
             "plan": asdict(self.plan) if self.plan is not None else None,
         }
-        write_json(self.folder / "state.json", state)
+        write_json(self.folder / STATE, state)
 
     def _capped(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The options with what is left of the caps, which are of the whole improvement, for the part at work; see `left_of`."""

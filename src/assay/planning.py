@@ -10,9 +10,9 @@ from typing import Any
 import dspy
 import sqlalchemy as sa
 
-from assay.improveorder import check_order
+from assay.improveorder import check_name, check_order
 from assay.improveplan import ImprovePlan, StepPlan, plan_steps, search_runs
-from assay.jobs import Job, RunConfig, open_job, salt_at
+from assay.jobs import Job, RunConfig, home_of, open_job, salt_at
 from assay.models import Meter, count_tokens
 from assay.optimizers import Progress
 from assay.optimizers.estimate import calls_per_run, minutes_text, price_of
@@ -70,6 +70,7 @@ def plan(
     grpo: Mapping[str, Any] | None = None,
     retain: Sequence[str] = (),
     watch: str | Path | None = None,
+    name: str | None = None,
     **options: Any,
 ) -> Plan:
     """The estimate of `compile`, `tune`, `collect`, `evaluate` or `improve`.
@@ -80,6 +81,7 @@ def plan(
         trials: of `tune`.
         order, sft, grpo, retain, watch: of `improve`, refused here as they would be refused when run. The judges of what watches a training are
             not in the estimate.
+        name: of the improvement, refused where it is taken; None where one of this name is to be resumed.
         options: the fields of `RunConfig`; others are left out.
     Raises:
         AssayError: what was wrong, which rule, what to do.
@@ -90,6 +92,8 @@ def plan(
             order, program=str(program), rubric=str(rubric), data=data, model=options.get("model"), judge=options.get("judge_model"),
             sft=sft, grpo=grpo, retain=retain, watch=watch,
         )  # fmt: skip
+        if name is not None:
+            check_name(name, order, home_of(store) / "improve" / name)
     known = {item.name for item in fields(RunConfig)}
     config = RunConfig.of(program, rubric, data, lm, **{name: value for name, value in options.items() if name in known and value is not None})
     config = replace(config, kind=kind, salt=resolve_salt(config.salt, store, artifact=salt_at(program)))

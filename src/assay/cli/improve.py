@@ -58,7 +58,7 @@ def command(program: str, **values: Any) -> None:
     if values["dry_run"]:
         dry_run(
             "improve", program, values, as_json=as_json, store=store, sizes=sizes, repeats=rollouts, order=steps,
-            sft=settings[0], grpo=settings[1], retain=retain, watch=watch,
+            sft=settings[0], grpo=settings[1], retain=retain, watch=watch, name=None if resume else name,
         )  # fmt: skip
         return
     report = improve(
