@@ -1,6 +1,7 @@
 """What is checked before a job spends anything: the program runs, its judges answer, prices are known."""
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from assay.testing.serving import served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Store
 from assay.traces.gates import Gates
+from assay.verdicts import score_rows
 
 PROGRAM = """import dspy
 
@@ -205,3 +207,37 @@ def test_the_command_ends_with_1_and_the_traceback(place: Path, monkeypatch: pyt
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "mine.py:14" in ended.stderr
     assert "Traceback" in ended.stderr
+
+
+@pytest.mark.parametrize("command", ["score", "drift"])
+def test_judge_score_and_drift_end_before_their_items_where_nothing_answers(place: Path, command: str) -> None:
+    """Each of the items would have waited for the server by itself."""
+    (place / "rows.jsonl").write_text("".join(json.dumps({"input": str(n), "output": "b"}) + "\n" for n in range(30)))
+    more = {"score": ["--data", "rows.jsonl", "--json"], "drift": ["--anchors", "frozen.json", "--freeze", "rows.jsonl"]}[command]
+    with socket.socket() as taken:  # bound and not listening
+        taken.bind(("127.0.0.1", 0))
+        judge = ["Is it kind?", "--model", "openai/gone", "--api-base", f"http://127.0.0.1:{taken.getsockname()[1]}/v1"]
+        done = subprocess.run(
+            [sys.executable, "-m", "assay", "judge", command, *judge, *more, "--store", "s.db"],
+            cwd=place,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 1, said
+    assert "openai/gone did not answer the judge 'Is it kind?': LMTransportError" in said
+    assert "--no-preflight]" in said
+    with Store(place / "s.db") as store:
+        assert {rollout.phase for rollout in store.rollouts()} == {"preflight"}
+
+
+def test_the_preflight_of_judge_score_costs_no_call_of_its_own(place: Path) -> None:
+    (place / "rows.jsonl").write_text("".join(json.dumps({"input": str(n), "output": "b"}) + "\n" for n in range(6)))
+    found = []
+    for name, preflight in (("with", True), ("without", False)):
+        (place / name).mkdir()
+        lm = scripted_lm(lambda _: {"yes": 0.9, "no": 0.1}, logprobs=True)
+        found.append(score_rows("Is it kind?", data=str(place / "rows.jsonl"), lm=lm, store=place / name / "s.db", preflight=preflight))
+    assert [entry["calls"] for entry in found] == [6, 6]
+    assert found[0]["mean"] == found[1]["mean"]

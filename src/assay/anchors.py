@@ -22,7 +22,7 @@ from assay.optimizers.judges import agreement_rubric
 from assay.programs import program_version
 from assay.rubrics import Rubric
 
-__all__ = ["ANCHORS", "freeze", "made_by", "replay", "replay_changed", "replay_of_rubric", "values_of"]
+__all__ = ["ANCHORS", "freeze", "items_of", "made_by", "replay", "replay_changed", "replay_of_rubric", "values_of"]
 
 ANCHORS = "anchors.json"  # in the folder of a compiled judge
 
@@ -69,10 +69,14 @@ def freeze(judge: Judge, items: Sequence[Item], first: Answers, again: Answers, 
     return AnchorSet(made_by(judge, session), noise, kept)
 
 
+def items_of(frozen: AnchorSet) -> list[Item]:
+    """What a frozen set shows to a judge."""
+    return [Item(id=str(at), shown=anchor.shown, ratings=()) for at, anchor in enumerate(frozen.anchors)]
+
+
 def replay(judge: Judge, frozen: AnchorSet, session: Session) -> dict[str, Any]:
     """Asks again, and compares: see `assay.judges.drift.compare`."""
-    items = [Item(id=str(at), shown=anchor.shown, ratings=()) for at, anchor in enumerate(frozen.anchors)]
-    judged = judge_items(judge, items, session, name="anchors", split="anchors")
+    judged = judge_items(judge, items_of(frozen), session, name="anchors", split="anchors")
     return {**compare(frozen, values_of(judged.answers, judge), made_by(judge, session)), **judged.coverage(judge)}
 
 

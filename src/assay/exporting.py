@@ -1,7 +1,6 @@
 """The users' lines around training data in Python: `assay.export`, `assay.collect`, `forget_subject`. The command line calls these."""
 
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -20,13 +19,14 @@ from assay.models.roles import Endpoint, is_embedded
 from assay.optimizers import Evaluation, Progress, Student
 from assay.optimizers import evaluate as run_evaluation
 from assay.preflight import checked
-from assay.recording import score_rollout, task_of
+from assay.recording import task_of
 from assay.reprs import Shown
+from assay.rescoring import Rescoring, threads_for
 from assay.rubricfiles import portable_rubric
-from assay.rubrics import Rubric, ScoreResult
-from assay.rubrics.coverage import coverage_report
+from assay.rubrics import Rubric
 from assay.rubrics.reward import undecided_checks
-from assay.traces import Recorder, Rollout, Store
+from assay.running import cancelled_by_signals
+from assay.traces import Store
 from assay.traces.balance import Balance
 from assay.traces.erasure import erase_subject
 from assay.traces.export import ExportConfig, ExportReport, export_traces
@@ -207,11 +207,14 @@ def score_rollouts(
     judge_model: str | None = None,
     judge_api_base: str | None = None,
     judge_api_key_env: str | None = None,
+    threads: int | None = None,
+    preflight: bool = True,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Scores what is in the store by a rubric, step rewards included: rollouts of the gateway, of imports, of other rubrics.
 
-    Of a rollout on which a final criterion could not be decided nothing is stored: it keeps the score that it had, or none.
+    Of a rollout on which a final criterion could not be decided nothing is stored: it keeps the score that it had, or none. Several are
+    scored at once, and stored in their order; an interrupt keeps what has been scored.
 
     Args:
         runs: only these; all where empty.
@@ -219,13 +222,20 @@ def score_rollouts(
         judge_model: decides criteria that need a judge and name no model of their own.
         judge_api_base: address of its server; the provider's own where None.
         judge_api_key_env: environment variable with its key.
+        threads: rollouts that are scored at once; by default as many as the judges' engine gains from.
+        preflight: stops where a judge gives no verdict on any of the first three rollouts with an answer.
     Returns:
-        `scored`, `unscored` (the rubric could not decide), `skipped` (a score was there), `running` (not ended, so not scored), the
-        `mean`, and of what was scored now `coverage` and `undecided`, see `assay.rubrics.coverage`.
+        `scored`, `unscored` (the rubric could not decide), `skipped` (a score was there), `skipped_of_other_rubrics` (those of them that
+        another rubric scored, by its name and version: `again=True` replaces them), `running` (not ended, so not scored), the `mean`, the
+        `rubric`, and of what was scored now `coverage` and `undecided`, see `assay.rubrics.coverage`.
     Raises:
         ConfigError: a criterion needs a judge, and no model was named for it.
+        ModelError: a judge did not answer.
     """
-    judge = get_lm(judge_model, temperature=0.1, **Endpoint(judge_api_base, judge_api_key_env).client(judge_model)) if judge_model else None
+    meter = Meter()
+    judge = (
+        get_lm(judge_model, temperature=0.1, meter=meter, **Endpoint(judge_api_base, judge_api_key_env).client(judge_model)) if judge_model else None
+    )
     measure, shown = load_rubric(rubric, judge_lm=judge, own_models=judge is None), progress or Progress()
     if unasked := [c.name for c in measure.finals if not c.when and measure.decider(c.name) is None]:
         raise ConfigError(
@@ -233,31 +243,20 @@ def score_rollouts(
             "scored. Name one as judge_model, or in the judge's own file",
             flag="--judge-model NAME",
         )
-    counts, values, results = Counter[str](), list[float](), list[ScoreResult]()
+    at_once, name = threads_for(measure, threads), f"{measure.name}@{measure.version}"
     wanted: list[str | None] = [*runs] or [None]
-    with Store(store) as opened:
-        own = [(r.id, r.status) for run in wanted for r in opened.rollouts(run_id=run) if r.source not in ("outside", "judge")]
-        found = [rollout_id for rollout_id, status in own if status in ("done", "failed")]
-        counts["running"] = sum(status == "running" for _, status in own)
-        with shown.bar(f"score: {measure.name}", len(found)) as advance:
-            for rollout_id in found:
-                rollout = opened.rollout(rollout_id)
-                if rollout.score is not None and not again:
-                    counts["skipped"] += 1
-                else:
-                    value = score_rollout(measure, task_of(rollout), rollout, Recorder(opened), whole=True)
-                    counts["unscored" if math.isnan(value) else "scored"] += 1
-                    values += [] if math.isnan(value) else [value]
-                    results.append(_as_scored(rollout, value))
-                advance(1)
-    mean = math.fsum(values) / len(values) if values else None
-    return {name: counts[name] for name in ("scored", "unscored", "skipped", "running")} | {"mean": mean, **coverage_report(results)}
-
-
-def _as_scored(rollout: Rollout, value: float) -> ScoreResult:
-    """A scored rollout as the result that its verdicts came from."""
-    failed = None if rollout.status == "done" and rollout.prediction is not None else rollout.error or "the agent gave no answer"
-    return ScoreResult(value=value, verdicts=tuple(rollout.verdicts), failed=failed)
+    with Store(store) as opened, cancelled_by_signals(meter):
+        stored = (r for run in wanted for r in opened.rollouts(run_id=run) if r.source not in ("outside", "judge"))
+        own = {r.id: (r.status, r.rubric if r.score is not None else None) for r in stored}
+        ended = {rollout_id: scored_by for rollout_id, (status, scored_by) in own.items() if status in ("done", "failed")}
+        asked = [rollout_id for rollout_id, scored_by in ended.items() if again or scored_by is None]
+        with shown.bar(f"score: {measure.name}", len(asked)) as advance:
+            scoring = Rescoring(measure, opened, advance)
+            scoring.run((opened.rollout(rollout_id) for rollout_id in asked), threads=at_once, preflight=preflight)
+    skipped = [] if again else [scored_by for scored_by in ended.values() if scored_by is not None]
+    others = dict(Counter(scored_by for scored_by in skipped if scored_by != name))
+    running = sum(status == "running" for status, _ in own.values())
+    return {**scoring.report(), "rubric": name, "skipped": len(skipped), "skipped_of_other_rubrics": others, "running": running}
 
 
 def forget_subject(subject: str, *, store: str | Path | None = None) -> dict[str, Any]:

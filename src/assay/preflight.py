@@ -5,7 +5,7 @@ Does not import programs or load data: `assay.jobs.open_job` has done that befor
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import dspy
@@ -27,11 +27,13 @@ from assay.optimizers import Session, Student
 from assay.optimizers.estimate import price_of
 from assay.optimizers.session import Measured
 from assay.optimizers.working import FirstRuns, own_traceback, place_of, require_answers
+from assay.rubrics import Rubric, ScoreResult
+from assay.rubrics.scoring import fields_of
 from assay.traces import Rollout
 from assay.traces.records import Transition
 from assay.undecided import SKIP, SKIP_FLAG, Verdicts
 
-__all__ = ["ask_reflection", "check_prices", "checked", "preflight", "preflight_judge", "preflight_judges"]
+__all__ = ["ask_reflection", "check_prices", "checked", "preflight", "preflight_judge", "preflight_judges", "preflight_scoring"]
 
 _TRIES = 3  # tasks that may fail alike before the job is stopped
 
@@ -114,6 +116,24 @@ def preflight_judges(session: Session, tasks: Sequence[Task], *, split: str, max
     with session.phase("preflight"), session.context(), refusals_end_at_once():
         verdicts.ask(first, Rollout(task_id=first.id, split=split, inputs=dict(first.inputs)))
         verdicts.require(tasks)
+
+
+def preflight_scoring(rubric: Rubric, scored: Iterable[tuple[Task, ScoreResult | None, Rollout]]) -> None:
+    """Reads rollouts as they are scored, until each judge has given a verdict; of up to three with an answer.
+
+    Args:
+        scored: scores a rollout when it is asked for the next: it ends at once where nothing listens at a judge's address.
+    Raises:
+        ModelError: a judge gave no verdict on any of them.
+    """
+    verdicts = Verdicts(rubric)
+    with refusals_end_at_once():
+        for task, result, rollout in scored:
+            verdicts.read(task, result, fields_of(rollout.prediction), rollout)
+            if not verdicts.silent or len(verdicts.seen) == _TRIES:
+                break
+    if verdicts.seen:  # else no judge was asked anything
+        verdicts.require_judges()
 
 
 def preflight_judge(judge: Judge, items: Sequence[Item], session: Session, *, max_cost_usd: float | None = None) -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,14 +24,14 @@ from assay.deployment.artifact import demand_trust_around
 from assay.errors import AssayError, ConfigError, FailureKind
 from assay.models import LanguageModel, with_recording
 from assay.models.failures import failure_of_run, is_own, unanswered
-from assay.rubrics import Rubric, load_rubric
+from assay.rubrics import Rubric, ScoreResult, load_rubric
 from assay.rubrics.criteria import Failed
 from assay.rubrics.scoring import mark_unscored
 from assay.traces import Recorder, Rollout, Store, ToolCall, Transition, store_url
 from assay.traces.ending import NO_ANSWER, NOT_RECORDED, final_answer, prediction_of
 from assay.traces.records import Verdict, new_id
 
-__all__ = ["Recording", "record", "recorded", "score_rollout", "task_of"]
+__all__ = ["Graded", "Recording", "grade_rollout", "record", "recorded", "score_rollout", "task_of"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 _opened: dict[str, tuple[Store, Recorder]] = {}
@@ -156,8 +157,26 @@ def score_rollout(rubric: Rubric, task: Task, rollout: Rollout, recorder: Record
     Args:
         whole: where a final criterion that applies could not be decided, nothing is written and the rollout counts as unscored.
     """
+    graded = grade_rollout(rubric, task, rollout, whole=whole)
+    if graded.rewards is not None:
+        recorder.scored(rollout, graded.rewards)
+    return graded.value
+
+
+@dataclass(frozen=True)
+class Graded:
+    """What a rubric says of a rollout: its score (NaN: unscored), the `result` (None: it was not asked), and the step rewards to write with
+    it; `rewards` None: nothing is to be written."""
+
+    value: float
+    result: ScoreResult | None = None
+    rewards: list[dict[str, float]] | None = None
+
+
+def grade_rollout(rubric: Rubric, task: Task, rollout: Rollout, *, whole: bool = False) -> Graded:
+    """As `score_rollout`, and writes nothing: for threads, whose scores are written in the order of the rollouts."""
     if rollout.prediction is None and rollout.status == "done" and not _ended(rollout):
-        return math.nan
+        return Graded(math.nan)
     failed = Failed(rollout.error or "the agent gave no answer", kind=rollout.failure or FailureKind.AGENT)
     found = rollout.prediction if rollout.status == "done" and rollout.prediction is not None else failed
     result = rubric.score(task, found, rollout)
@@ -165,9 +184,8 @@ def score_rollout(rubric: Rubric, task: Task, rollout: Rollout, recorder: Record
     mark_unscored(rollout, rubric.criteria, result)
     rollout.rubric, rollout.coverage, rollout.verdicts = f"{rubric.name}@{rubric.version}", result.coverage, list(result.verdicts)
     if whole and (math.isnan(result.value) or (result.failed is None and any(_undecided(verdict) for verdict in result.verdicts))):
-        return math.nan
-    recorder.scored(rollout, rubric.step_rewards(task, rollout))
-    return result.value
+        return Graded(math.nan, result)
+    return Graded(result.value, result, rubric.step_rewards(task, rollout))
 
 
 def _ended(rollout: Rollout) -> bool:

@@ -12,7 +12,7 @@ import dspy
 
 from assay.datasets import Task
 from assay.errors import ModelError, RubricError
-from assay.rubrics import Criterion, NoGrade, Rubric
+from assay.rubrics import Criterion, NoGrade, Rubric, ScoreResult
 from assay.rubrics.scoring import fields_of, grade
 from assay.traces import Rollout
 from assay.traces.records import Verdict
@@ -34,10 +34,13 @@ class Verdicts:
 
     def take(self, task: Task, prediction: dspy.Prediction) -> None:
         """Reads the verdicts of a scored run; a judge that has none is asked once by itself."""
-        result = getattr(prediction, "_result", None)
+        self.read(task, getattr(prediction, "_result", None), fields_of(prediction), prediction._rollout)
+
+    def read(self, task: Task, result: ScoreResult | None, fields: dict[str, Any], rollout: Rollout) -> None:
+        """As `take`, of a result."""
         if result is None or result.failed is not None:
             return
-        self.seen.append((task, fields_of(prediction), prediction._rollout))
+        self.seen.append((task, fields, rollout))
         checks = {c.name for c in self.rubric.finals if c.check is not None}
         for verdict in result.verdicts:
             if verdict.grade is not None or (not verdict.applies and verdict.criterion in checks):
@@ -69,9 +72,21 @@ class Verdicts:
             lines += [] if hints else [self._fields()]
             flags = [f"--rename {old}={new}" for old, new in sorted(hints)]
             raise RubricError("\n".join([*lines, SKIP]), flag=", ".join([*flags, SKIP_FLAG]))
-        judges = {c.name for c in self.rubric.finals if c.judge is not None} & self.missing.keys()
-        if judges:
-            name = sorted(judges)[0]
+        self.require_judges()
+
+    @property
+    def silent(self) -> list[str]:
+        """The criteria of judges that have given no verdict yet."""
+        return sorted({c.name for c in self.rubric.finals if c.judge is not None} & self.missing.keys())
+
+    def require_judges(self) -> None:
+        """Stops where a judge gave no verdict.
+
+        Raises:
+            ModelError: names the judge and its error.
+        """
+        if self.silent:
+            name = self.silent[0]
             raise ModelError(
                 f"the judge of {name!r} gave no verdict on any of the outputs that it was shown: {self.missing[name]}. "
                 f"Check its model, key and address (judge_model, judge_api_key_env, judge_api_base); {SKIP}",

@@ -12,7 +12,7 @@ from typing import Any
 import dspy
 import numpy as np
 
-from assay.anchors import ANCHORS, replay, replay_changed, values_of
+from assay.anchors import ANCHORS, items_of, replay, replay_changed, values_of
 from assay.anchors import freeze as freeze_set
 from assay.datasets.sources import iter_rows
 from assay.datasets.splits import renamed
@@ -35,7 +35,7 @@ from assay.models import sample_scope
 from assay.models.scope import refusals_end_at_once
 from assay.optimizers import Progress, Session, mean_interval
 from assay.optimizers.judged import Judged, judge_items
-from assay.preflight import check_prices
+from assay.preflight import check_prices, preflight_judge
 from assay.rubrics import Rubric
 from assay.traces import Rollout, Store
 from assay.traces.records import person_digest
@@ -84,6 +84,14 @@ def _at_work(
     ):
         check_prices(session, config.max_cost_usd, judge=built)
         yield built, session
+
+
+def _preflight(judge: Judge, items: Sequence[Item], session: Session, options: Mapping[str, Any]) -> None:
+    """Each model of the judge answers once, before all items wait for it one after the other; unless the settings turn it off."""
+    whole = [item for item in items if all(name in item.shown or name in _OPTIONAL for name in judge.shows)]
+    if options.get("preflight", True) and whole:
+        session.progress.say("preflight: each model answers once")
+        preflight_judge(judge, whole, session, max_cost_usd=options.get("max_cost_usd"))
 
 
 @trusts
@@ -151,6 +159,9 @@ def score_rows(
 
     Args:
         out: a JSONL file for one line an item: what was shown, `verdict`, `value`, `confidence`, or `reason` where there is none.
+        options: `preflight=False` skips the check that each model of the judge answers.
+    Raises:
+        ModelError: a model of the judge did not answer.
     """
     rename: Mapping[str, str] = options.get("rename") or {}
     built, shown = _judge(judge, options.get("scale")), progress or Progress()
@@ -161,6 +172,7 @@ def score_rows(
         shown.say("note: the words of this scale have no grades, so there is no mean value")
     with _at_work("score", judge, lm, shown, store, resume, data, options) as (judge_, session):
         try:
+            _preflight(judge_, items, session, options)
             alarms = replay_changed(judge, judge_, session)
             judged = judge_items(judge_, items, session, name="score")
         except BudgetExceeded as cap:
@@ -235,9 +247,11 @@ def replay_anchors(
         raise ConfigError("drift is measured on values, and the words of this judge's scale have no grades")
     with _at_work("drift", judge, lm, shown, store, False, freeze or str(path), options) as (judge_, session):
         if frozen is not None:
+            _preflight(judge_, items_of(frozen), session, options)
             return {**replay(judge_, frozen, session), **_spent(session)}
         items = make_items(iter_rows(str(freeze)), labels=judge_.labels, spec=str(freeze), unrated=True, shows=judge_.shows)
         need_fields(judge_, items, optional=_OPTIONAL)
+        _preflight(judge_, items, session, options)
         judged = judge_items(judge_, items, session, name="freeze")
         first = judged.answers
         with sample_scope(1):

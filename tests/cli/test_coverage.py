@@ -53,7 +53,8 @@ def test_traces_score_without_a_judge_is_refused_at_once(project: Path) -> None:
 
 def test_traces_score_with_an_unreachable_judge_fails_naming_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_BASE", "http://127.0.0.1:9/v1")
-    code, out, err = run_cli("traces", "score", "--rubric", "r.yaml", "--store", str(project / "a.db"), "--judge-model", "openai/gone", "--json")
+    score = ["traces", "score", "--rubric", "r.yaml", "--store", str(project / "a.db"), "--judge-model", "openai/gone"]
+    code, out, err = run_cli(*score, "--no-preflight", "--json")
     assert (code, json.loads(out)["undecided"]["kind"]["n"]) == (1, 3)
     assert "kind was not decided on 3 of 3: judge 'Is it kind?' (openai/gone)" in " ".join(err.split())
 
@@ -64,7 +65,7 @@ def test_judge_score_with_an_unreachable_judge_prints_its_report_and_fails(proje
     with socket.socket() as taken:  # bound and not listening: connections are refused, whatever else runs on this machine
         taken.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
-        command = [sys.executable, "-m", "assay", "judge", "score", "Is it kind?", "--data", "d.jsonl", "--model", "openai/gone"]
+        command = [sys.executable, "-m", "assay", "judge", "score", "Is it kind?", "--data", "d.jsonl", "--model", "openai/gone", "--no-preflight"]
         done = subprocess.run([*command, "--api-base", address, "--store", "b.db", "--json"], capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)

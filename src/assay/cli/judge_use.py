@@ -14,6 +14,7 @@ from assay.cli.shared import (
     json_option,
     keep,
     min_coverage_option,
+    no_preflight_option,
     pairs,
     print_json,
     require_coverage,
@@ -134,12 +135,14 @@ def _show_audit(data: dict[str, Any]) -> None:
 @_scale
 @_no_cache
 @_model_options
+@no_preflight_option()
 def score_command(judge: str, **values: Any) -> None:
     """Judge every row of D, and say the mean with its interval."""
     from assay.verdicts import score_rows
 
     (as_json,) = keep(values, "as_json")
     values["rename"], values["cache"] = pairs(values["rename"], "--rename"), not values.pop("no_cache")
+    values["preflight"] = not values.pop("no_preflight")
     data = score_rows(judge, progress=Console(), **values)  # type: ignore[arg-type]
     if as_json:
         print_json(data)
@@ -199,11 +202,13 @@ def card_command(judge: str, as_json: bool) -> None:
 @click.option("--freeze", metavar="D", help="Freeze what JUDGE says of these rows into FILE.")
 @_scale
 @_model_options
+@no_preflight_option()
 def drift_command(judge: str, **values: Any) -> None:
     """Replay a frozen set of verdicts on JUDGE, and raise an alarm that names what changed. Exit code 1 on an alarm."""
     from assay.verdicts import replay_anchors
 
     (as_json,) = keep(values, "as_json")
+    values["preflight"] = not values.pop("no_preflight")
     data = replay_anchors(judge, progress=Console(), **values)  # type: ignore[arg-type]
     if as_json:
         print_json(data)

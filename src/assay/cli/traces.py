@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import min_coverage_option, print_json, require_coverage, trust_option
+from assay.cli.shared import min_coverage_option, no_preflight_option, print_json, require_coverage, trust_option
 
 __all__ = ["command"]
 
@@ -273,11 +273,13 @@ def close(idle_minutes: float, store: str | None, as_json: bool) -> None:
 @click.option("--judge-model", metavar="NAME", help="Decides the criteria that need a judge.")
 @click.option("--judge-api-base", metavar="URL", help="Address of an OpenAI-compatible server of --judge-model.")
 @click.option("--judge-api-key-env", metavar="NAME", help="Environment variable with its key; the provider's usual one by default.")
+@click.option("--threads", type=int, help="Rollouts scored at once; by default what the judges' engine gains from.")
+@no_preflight_option()
 @min_coverage_option()
 @trust_option()
 @_store
 @_json
-def score(rubric: str, runs: tuple[str, ...], again: bool, store: str | None, as_json: bool, **judge: Any) -> None:
+def score(rubric: str, store: str | None, as_json: bool, no_preflight: bool, **values: Any) -> None:
     """Score stored rollouts by a rubric, step rewards included: of the gateway, of imports.
 
     A rollout on which a criterion could not be decided keeps the score that it had, or none.
@@ -286,12 +288,15 @@ def score(rubric: str, runs: tuple[str, ...], again: bool, store: str | None, as
     from assay.exporting import score_rollouts
 
     open_store(store).close()
-    data = score_rollouts(rubric, store=store, runs=runs, again=again, progress=Console(), **judge)  # type: ignore[arg-type]
+    data = score_rollouts(rubric, store=store, preflight=not no_preflight, progress=Console(), **values)  # type: ignore[arg-type]
     mean = "" if data["mean"] is None else f", mean {data['mean']:.3f}"
     if as_json:
         print_json(data)
     else:
         click.echo(f"{data['scored']} rollouts scored{mean}; {data['unscored']} could not be and are as before, {data['skipped']} had a score")
+        if others := data["skipped_of_other_rubrics"]:
+            of = ", ".join(f"{count} of {name or 'a rubric without a name'}" for name, count in others.items())
+            click.echo(f"note: scores that were there are of another rubric than {data['rubric']}: {of}. --again replaces them")
         if data["running"]:
             click.echo(f"{data['running']} rollouts are still running and were not scored; end those that are left open with: assay traces close")
     require_coverage(data)
