@@ -3,7 +3,8 @@
 The files in `data/` were recorded once from one agent that asks the embedded SmolLM2-135M over HTTP (the first answer, with two tool
 calls, was scripted: so small a model calls no tools), by: opentelemetry-instrumentation-openai-v2 2.4b0 with opentelemetry-util-genai
 1.0b0 (`otlp_openai_v2*`, the events by 2.3b0), opentelemetry-instrumentation-openai 0.40.14 and 0.62.4 (`otlp_openllmetry*`),
-openinference-instrumentation-openai 0.1.66, langfuse 5.0.4 (as OTLP), mlflow-skinny 3.17.2 and 2.22.5. Nothing was changed in them.
+openinference-instrumentation-openai 0.1.66, langfuse 5.0.4 (as OTLP), mlflow-skinny 3.17.2 and 2.22.5. Nothing was changed in them. Agents that end with a tool call in front of a
+scripted model wrote `otlp_pydantic_ai.jsonl` (pydantic-ai 2.68, its own spans as logfire stores them) and `otlp_*_final.jsonl`.
 Langfuse's exports come from its server; their rows are made after its documentation.
 """
 
@@ -89,7 +90,7 @@ def test_what_a_tracer_recorded_of_an_agent_reads_as_the_agent_ran(name: str, ki
     (run, _), _ = read(kind, DATA / name)
     assert (run.status, run.error, run.source, run.program) == ("done", None, kind, "adder")
     assert run.inputs == {asked_as: "What is 12 + 30?"}
-    assert run.prediction == (None if "events" in name else {"output": SAID})  # there, the root span says nothing
+    assert run.prediction == {"output": SAID}  # in the events' file the root span says nothing: it is the last call's answer
     first, second = run.transitions
     assert (body(first)["messages"], body(second)["messages"]) == (ASKED, CALLED)
     assert body(first).get("tools") == ([ADD] if with_tools else None)
@@ -130,6 +131,43 @@ def test_what_is_imported_reads_as_any_other_chat_request(name: str, kind: str, 
     assert chat_messages(second.request) == [*chat_messages(first.request), answer_of("chat", first.response["body"]).message, *CALLED[3:]]  # type: ignore[index]
     assert chat_tools(first.request) == ([ADD] if with_tools else [])
     assert first.request["dialect"] == "chat"
+
+
+@pytest.mark.parametrize(
+    ("name", "answers"),
+    [
+        ("otlp_pydantic_ai.jsonl", [42, '{"value": 42, "unit": "42"}', "The answer is 42."]),
+        ("otlp_openllmetry_final.jsonl", ["42"]),
+        ("otlp_openinference_final.jsonl", ["42"]),
+    ],
+)
+def test_an_agent_that_ended_with_a_tool_call_has_its_arguments_as_the_answer(name: str, answers: list[Any]) -> None:
+    runs, _ = read("otlp", DATA / name)
+    assert [(run.status, len(run.transitions), run.prediction) for run in runs] == [("done", 3, {"output": answer}) for answer in answers]
+
+
+def test_a_run_that_ended_by_asking_for_tools_or_unrecorded_has_no_answer(tmp_path: Path) -> None:
+    def call(name: str) -> dict[str, Any]:
+        parts = [{"type": "tool_call", "id": "c", "name": name, "arguments": {"answer": "42"}}]
+        return chat() | {"gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": parts}])}
+
+    silent = {key: value for key, value in chat().items() if "output" not in key}
+    for last, answer in ((call("search"), None), (silent, None), (call("final_answer"), {"output": "42"})):
+        (run,), _ = otlp(tmp_path, span(1), span(2, chat("a thought"), parent=1), span(3, last, parent=1, at=1))
+        assert run.prediction == answer
+
+
+@pytest.mark.parametrize(
+    ("name", "result", "answer"),
+    [("final_result", None, {"output": "42"}), ("final_result", "Final result processed.", {"output": "42"}), ("search", "42", {"output": "42"})],
+)
+def test_a_recorded_conversation_that_ends_with_a_tool_call_has_an_answer(
+    tmp_path: Path, name: str, result: str | None, answer: dict[str, Any]
+) -> None:  # fmt: skip
+    talk = [{"role": "assistant", "parts": [{"type": "tool_call", "id": "c", "name": name, "arguments": {"answer": "42"}}]}]
+    talk += [] if result is None else [{"role": "tool", "parts": [{"type": "tool_call_response", "id": "c", "response": result}]}]
+    (run,), _ = otlp(tmp_path, span(1, {"gen_ai.output.messages": json.dumps(talk)}), span(2, chat("x"), parent=1))
+    assert run.prediction == answer
 
 
 def test_with_content_switched_off_the_calls_are_there_without_their_texts() -> None:
@@ -579,7 +617,7 @@ def test_the_same_question_is_the_same_task(tmp_path: Path) -> None:
 
 def test_without_recorded_inputs_they_are_what_the_first_call_was_sent(tmp_path: Path) -> None:
     (run,), _ = otlp(tmp_path, span(1), span(2, chat(), parent=1))
-    assert (run.inputs, run.prediction) == ({"input": "hello"}, None)
+    assert (run.inputs, run.prediction) == ({"input": "hello"}, {"output": "hi"})  # and the answer is what the last one said
 
 
 def test_the_roots_input_and_output_are_those_of_the_rollout(tmp_path: Path) -> None:
@@ -1330,6 +1368,16 @@ def test_a_trace_that_lies_in_two_files_becomes_one_rollout(store: Store, tmp_pa
     assert (run.prediction, run.started_at, run.ended_at) == ({"output": "d"}, T0, T0 + 9)
     for path in (first, second):
         assert import_traces(store, "otlp", path).unchanged == 1
+
+
+def test_the_answer_of_a_trace_in_two_files_is_that_of_its_last_call(store: Store, tmp_path: Path) -> None:
+    otlp(tmp_path, span(1), span(2, chat("a"), parent=1))
+    import_traces(store, "otlp", tmp_path / "x.jsonl")
+    otlp(tmp_path, span(3, chat("b"), parent=1, at=5))
+    import_traces(store, "otlp", tmp_path / "x.jsonl")
+    store.flush()
+    (run,) = store.rollouts()
+    assert run.prediction == {"output": "b"}
 
 
 def test_inputs_that_were_not_recorded_give_way_to_those_that_were(store: Store, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def answered_with(request: Mapping[str, Any], answer: Answer, called: Collection
     Args:
         called: names of the tools that earlier calls of the run asked for.
     """
-    insisted, offered = insisted_tool(request), [tool["function"]["name"] for tool in chat_tools(request)]
+    insisted, offered = insisted_tool(request), [str(tool["function"]["name"]) for tool in chat_tools(request)]
     final = [call for call in answer.tools if call[1] == insisted] or [call for call in answer.tools if ends_run(call[1])]
     only_tools = must_call(request) or any(map(ends_run, offered))  # text beside calls is then a thought
     if not final and len(answer.tools) == 1 and must_call(request) and not any(map(ends_run, offered)):

@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from assay.traces.ending import argument_value, ends_run
+
 __all__ = [
     "answers_of",
     "as_arguments",
@@ -373,8 +375,19 @@ def as_prediction(value: Any) -> dict[str, Any] | None:
         return None
     found = _conversation(told)
     if found is not None:
-        return {"output": text_of(found[-1]["content"])}
+        return _last_answer(found)
     return {str(key): item for key, item in told.items()} if isinstance(told, dict) else {"output": told}
+
+
+def _last_answer(messages: list[Message]) -> dict[str, Any] | None:
+    """What a conversation ended with: its last text, else the arguments of the tool call that ended it (whose result may stand after it);
+    None where it ends by asking for other tools."""
+    asked = next((message for message in reversed(messages) if message["role"] != "tool"), messages[-1])
+    calls = [call["function"] for call in asked.get("tool_calls") or ()]
+    if (final := next((call for call in calls if ends_run(call["name"])), None)) is not None:
+        return {"output": argument_value(final["arguments"])}
+    said = text_of(messages[-1]["content"])
+    return {"output": said} if said or not messages[-1].get("tool_calls") else None
 
 
 def as_arguments(value: Any) -> dict[str, Any]:

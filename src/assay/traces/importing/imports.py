@@ -19,7 +19,7 @@ from assay.traces import schema
 from assay.traces.importing import genai, langfuse, mlflow, otlp
 from assay.traces.importing.chat import as_inputs
 from assay.traces.importing.files import Part, Row, Skipped, Sorted, is_text, json_rows, run_of
-from assay.traces.importing.spans import Imported, Trace, to_rollout
+from assay.traces.importing.spans import Imported, Trace, answer_in, to_rollout
 from assay.traces.records import Rollout, Transition, Verdict
 from assay.traces.rows import clean, rollout_of, transition_of
 from assay.traces.store import Store
@@ -231,7 +231,7 @@ def _merged(stored: Rollout, found: Rollout) -> Rollout:
     rescored = found.score is not None and (stored.score is None or stored.rubric.startswith("imported:"))
     return replace(
         stored, inputs=inputs, task_id=task_id, expected={**found.expected, **stored.expected},
-        prediction=found.prediction if stored.prediction is None else stored.prediction,
+        prediction=_prediction(stored, found, calls),
         status=found.status if stored.status == "done" else stored.status, error=found.error if stored.error is None else stored.error,
         score=found.score if rescored else stored.score, rubric=found.rubric if rescored else stored.rubric,
         human_rating=found.human_rating if stored.human_rating is None else stored.human_rating,
@@ -239,6 +239,13 @@ def _merged(stored: Rollout, found: Rollout) -> Rollout:
         started_at=min(stored.started_at, found.started_at), ended_at=max(filter(None, (stored.ended_at, found.ended_at)), default=None),
         early_tools=stored.early_tools or found.early_tools, transitions=calls,
     )  # fmt: skip
+
+
+def _prediction(stored: Rollout, found: Rollout, calls: list[Transition]) -> dict[str, Any] | None:
+    """The stored one; of LM calls that were then the last ones, what all of them ended with."""
+    if stored.prediction is None or len(calls) == len(stored.transitions):
+        return found.prediction if stored.prediction is None else stored.prediction
+    return answer_in(calls) if stored.prediction == answer_in(stored.transitions) else stored.prediction
 
 
 def _asked(transitions: list[Transition]) -> dict[str, Any]:

@@ -12,11 +12,12 @@ from typing import Any
 from assay.datasets.tasks import content_hash
 from assay.errors import FailureKind
 from assay.traces.dialects import answer_of
+from assay.traces.ending import final_answer, prediction_of
 from assay.traces.importing.chat import as_arguments, as_inputs, as_prediction, as_text, parsed, text_of
 from assay.traces.importing.files import Skipped
 from assay.traces.records import Rollout, ToolCall, Transition, Verdict
 
-__all__ = ["Imported", "LMCall", "Mark", "Span", "ToolUse", "Trace", "rollout_id", "to_rollout"]
+__all__ = ["Imported", "LMCall", "Mark", "Span", "ToolUse", "Trace", "answer_in", "rollout_id", "to_rollout"]
 
 Imported = Rollout | Skipped
 _TEXT = 20_000  # characters of a tool's result that are kept, as the recorder keeps them
@@ -134,6 +135,9 @@ def to_rollout(kind: str, run_id: str, trace: Trace, *, score: str | None = None
         started_at=min(starts, default=0.0), ended_at=max([*ends, *starts], default=None),
     )  # fmt: skip
     _place_tools(rollout, trace.spans, [span for span, _ in calls])
+    whole = not (isinstance(root.does, LMCall) and root.parent)  # else the run's other spans are not here
+    if rollout.prediction is None and rollout.status == "done" and whole:
+        rollout.prediction = answer_in(rollout.transitions)
     yield from _scores(rollout, trace, score)
     yield rollout
 
@@ -217,15 +221,17 @@ def _said(choices: Sequence[dict[str, Any]]) -> str:
 def _ends(trace: Trace, root: Span, first: LMCall) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """What went in and what came out: the trace's own, else the root span's.
 
-    Where nobody recorded what went in, it is what the first LM call was sent: inputs are what sealed tasks are known by. A root that
-    is an LM call came out with what it said."""
+    Where nobody recorded what went in, it is what the first LM call was sent: inputs are what sealed tasks are known by. What an LM call
+    came out with is read with the others (`answer_in`)."""
     inputs, outputs = as_inputs(trace.inputs), as_prediction(trace.outputs)
     if not isinstance(root.does, LMCall):
         inputs, outputs = inputs or as_inputs(root.inputs), outputs or as_prediction(root.outputs)
-    elif not root.parent and root.does.choices:
-        said = _said(root.does.choices)
-        outputs = outputs or ({"output": said} if said else None)
     return inputs or as_inputs(first.body["messages"]), outputs
+
+
+def answer_in(transitions: Sequence[Transition]) -> dict[str, Any] | None:
+    """The final answer of the LM calls, where the tracer recorded none of the run; None without one, or where it is not on record."""
+    return prediction_of(final_answer(transitions).value, "output")
 
 
 # -- tools
