@@ -95,7 +95,7 @@ class Diverged(ModelError):
 
 
 class OptimizerError(AssayError, RuntimeError):
-    """An optimizer broke; what its runs did is in the store, and no artifact was written."""
+    """An optimizer broke before any program was evaluated; no artifact was written. After that it is a note in the report."""
 
 
 class ProgramError(AssayError, ValueError):

@@ -13,8 +13,9 @@ import pytest
 import assay
 from assay.datasets import make_task
 from assay.datasets.overlap import overlap
-from assay.errors import ConfigError
+from assay.errors import ConfigError, MissingExtra
 from assay.models import Caps, Meter
+from assay.optimizers import Progress
 from assay.optimizers.named import ALIASES, check_settings
 from assay.optimizers.proposals import Watch, broken, lint_instructions
 from assay.optimizers.session import Measured
@@ -177,3 +178,69 @@ def test_instructions_copied_from_training_tasks_are_reported() -> None:
     # 17 words have 10 runs of eight; the 13 words of the task's question are 6 of them
     assert overlap("one two three four five six seven eight nine", ["x one two three four five six seven eight y"]) == 0.5
     assert lint_instructions(original, original, tasks) == []
+
+
+def out_of_form(request: Any) -> str:
+    """Answers tasks, and what a proposer asks for in a form that no adapter reads."""
+    fields = request.config.response_format["schema"]["properties"] if request.config.response_format else {}
+    return script(request) if set(fields) == {"answer"} else "I cannot do that."
+
+
+def test_mipro_whose_proposals_cannot_be_parsed_ends_with_the_plain_program_tested_and_saved(place: Path) -> None:
+    data = compiled("mipro", scripted_lm(out_of_form))
+    assert (data["winner"], data["test"]["compiled"]["n"], data["stopped"]) == ("baseline", 5, None)
+    note = next(note for note in data["notes"] if "failed" in note)
+    assert note.startswith("mipro failed: AdapterParseError: ")
+    assert "the plain program goes on alone" in note
+    assert assay.load(data["artifact"]) is not None
+
+
+HALF = f"""import dspy
+
+
+class Half:
+    def __init__(self, metric):
+        self.metric = metric
+
+    def compile(self, student, trainset, valset):
+        for predictor in student.predictors():
+            predictor.signature = predictor.signature.with_instructions({PROPOSED!r})
+        dspy.Evaluate(devset=valset, metric=self.metric)(student)
+        raise KeyError("lost " * 1000)
+"""
+
+
+def test_the_best_program_that_an_optimizer_evaluated_before_it_broke_goes_on_to_gate_and_test(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(place))
+    (place / "half.py").write_text(HALF)
+    data = compiled("half:Half", sizes={"train": 12, "val": 6, "gate": 12, "test": 5})
+    assert (data["winner"], data["replaces"]) == ("half:Half, cut short", True)
+    assert (data["test"]["baseline"]["score"], data["test"]["compiled"]["score"]) == (0.0, 1.0)
+    note = next(note for note in data["notes"] if "failed" in note)
+    assert note.startswith("half:Half failed: KeyError: 'lost lost")
+    assert "its best so far competes" in note
+    assert len(note) < 1000
+    log = Path(note.partition("traceback: ")[2].rstrip(")"))
+    assert 'raise KeyError("lost " * 1000)' in log.read_text()
+
+
+def test_what_a_job_lacks_is_no_failure_of_its_optimizer(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(place))
+    (place / "lacking.py").write_text(
+        "from assay.errors import MissingExtra\n\n\nclass Lacking:\n    def compile(self, student, trainset):\n        raise MissingExtra('x', 'y')\n"
+    )
+    with pytest.raises(MissingExtra, match="'x' is not installed"):
+        compiled("lacking:Lacking")
+
+
+def test_programs_without_a_scored_task_are_not_announced(place: Path) -> None:
+    class Heard(Progress):
+        said = ""
+
+        def say(self, text: str) -> None:
+            self.said += f"{text}\n"
+
+    progress = Heard()
+    compiled("gepa", optimizer_settings={"max_metric_calls": 30}, progress=progress)
+    assert "a program of Mine: 0.000 on 6 tasks" in progress.said
+    assert "on 0 tasks" not in progress.said

@@ -7,6 +7,7 @@ where it stopped (`resume`), and everything before is answered from the response
 import copy
 import json
 import math
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from typing import Any
 
 from assay.datasets import Splits, Task
 from assay.datasets.tasks import content_hash
-from assay.errors import BudgetExceeded, ConfigError, ModelError, OptimizerError
+from assay.errors import AssayError, BudgetExceeded, ConfigError, ModelError, OptimizerError, Unscored
 from assay.models.meter import ignore
 from assay.optimizers.budgets import named_val, of_all, too_few_calls
 from assay.optimizers.candidates import Candidate, SearchSpace, best_with_fewest_tokens
@@ -39,6 +40,7 @@ AUTO_SEARCH_CALLS = 300
 _SIDES = ("baseline", "compiled")
 _BOOTSTRAPPED = 4  # demonstrations from runs of its own that a named optimizer shows, as in DSPy
 _EXPLORED = 24  # successes that exploring looks for
+_SAID = 500  # characters of an optimizer's error that a note quotes; its traceback has the whole
 _TRIED = 4  # tasks that a program must have run on to compete where its optimizer was cut
 
 
@@ -94,9 +96,10 @@ def compile_prompts(student: Student, splits: Splits, session: Session, config: 
     """Compiles `student` and reports it on the sealed test split.
 
     A cap that is reached while searching ends the search, and the best so far goes on to gate and test as far as the
-    cap allows; the outcome says so in `stopped`.
+    cap allows; the outcome says so in `stopped`. The same where a named optimizer breaks; then `notes` say so.
 
     Raises:
+        OptimizerError: the optimizer broke, and no program has been evaluated.
         Cancelled: the user stopped the run; its state is kept for `--resume`.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -271,6 +274,8 @@ class _Search:
             task = self.session.tasks.get(content_hash(example.inputs().toDict()))
             if task is not None and hasattr(prediction, "_result"):
                 found.take(task, prediction)
+        if not len(found):  # the traced batches of GEPA: their predictions are pairs with traces
+            return
         self.session.progress.say(f"  a program of {type(program.program).__name__}: {found.mean:.3f} on {len(found)} tasks")
         best = self.sighted
         if best is None or (len(found), found.mean) > (len(best.evaluation), best.mean):
@@ -288,18 +293,34 @@ class _Search:
             if proposal.cut is not None:
                 raise proposal.cut
         except BudgetExceeded:
-            if len(self.candidates) == 1 and (best := self.sighted or self._tried_most()) is not None:
-                best.name = f"{name}, cut short"
-                self.candidates.append(best)
-            self.notes.append(f"a cap ended {name} before it was done" + ("; its best so far competes" if len(self.candidates) > 1 else ""))
+            self.notes.append(f"a cap ended {name} before it was done{self._take_best(name)}")
             raise
-        except ConfigError:
-            raise
-        except Exception as error:  # a teleprompter that breaks is a lost proposal; the run and its data are kept
-            if name == self.config.optimizer:
-                raise OptimizerError(f"{name} failed: {type(error).__name__}: {error}") from error
-            self.notes.append(f"{name} failed: {type(error).__name__}: {error}")
-            self.session.progress.say(f"{name} failed: {type(error).__name__}: {str(error)[:200]}")
+        except Exception as error:
+            if isinstance(error, AssayError) and not isinstance(error, ModelError | Unscored):
+                raise  # a setting, a package, the store: the user's to mend, and never a lost proposal
+            self._failed(name, error)
+
+    def _take_best(self, name: str) -> str:
+        """Has the best program of an optimizer that ended early compete, where it got so far; what a note says about that."""
+        if len(self.candidates) == 1 and (best := self.sighted or self._tried_most()) is not None:
+            best.name = f"{name}, cut short"
+            self.candidates.append(best)
+        return "; its best so far competes" if len(self.candidates) > 1 else ""
+
+    def _failed(self, name: str, error: Exception) -> None:
+        """An optimizer that breaks has lost its proposal; what was paid for until then is kept, and reported.
+
+        Raises:
+            OptimizerError: no program has been evaluated, so there is nothing to report.
+        """
+        said = f"{name} failed: {type(error).__name__}: {' '.join(str(error).split())[:_SAID]}"
+        if not len(self.candidates[0].evaluation):
+            raise OptimizerError(said) from error
+        with open(self.folder / "dspy.log", "a") as log:
+            traceback.print_exception(error, file=log)
+        kept = self._take_best(name) or "; the plain program goes on alone"
+        self.notes.append(f"{said}{kept} (traceback: {self.folder / 'dspy.log'})")
+        self.session.progress.say(f"warning: {said}{kept}")
 
     def ran(self, program: Any, score: float) -> None:
         """Keeps what a teleprompter runs on single tasks, outside of an evaluation."""
