@@ -49,7 +49,7 @@ async def _serve(
 
     from aiohttp import web
 
-    from assay.errors import AssayError
+    from assay.errors import AssayError, StoreError
     from assay.traces.gateway import Gateway
     from assay.traces.location import store_url
     from assay.traces.missed import Unrecorded
@@ -91,6 +91,10 @@ async def _serve(
         await ended.wait()
     finally:
         await runner.cleanup()
+        try:  # counts are of what is written
+            await asyncio.to_thread(opened.flush)
+        except StoreError as error:
+            shown.say(str(error))
         audit = gateway.stats()
         opened.put_run(run_id, kind="serve", config=config, status="done", started_at=started, unrecorded=Unrecorded(audit["unrecorded"]))
         opened.close()

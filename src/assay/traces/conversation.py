@@ -20,6 +20,7 @@ from assay.traces.prompts import Prompt, output_values
 __all__ = ["Asked", "Conversations", "Trail"]
 
 _TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}", re.IGNORECASE)
+_LARGE = 16_384  # characters
 _OUTPUTS = 200  # values of a rollout's answers that are kept to know them again
 
 
@@ -153,9 +154,10 @@ class Conversations(Generic[R]):
     def answered(self, live: R, request: Asked, answer: Answer, response_id: str | None) -> None:
         """Notes what a call was answered: later requests that begin with both go on with its rollout."""
         trail = live.trail
-        trail.said, trail.failed = answer.message, b""
+        message = answer.message
+        trail.said, trail.failed = _held(message), b""
         trail.asked = request.chain[-1] if request.chain else b""
-        trail.at = _extended(trail.asked, trail.said)
+        trail.at = _extended(trail.asked, message)
         trail.task, trail.insists = request.task, request.insists
         self._note(live, "answer", trail.at)
         if request.chain:
@@ -266,6 +268,14 @@ def _says(said: Message, later: Sequence[Message]) -> bool:
         return True
     own = _plain(part_texts(said.get("content")))
     return bool(own and text) and (own in text or text in own or _compact(own) == _compact(text))
+
+
+def _held(message: Message) -> Message:
+    """An answer as it is kept to know it again: arguments of megabytes are not, their calls are known by their ids."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": call["function"]["arguments"][:_LARGE]}} for call in message.get("tool_calls") or ()
+    ]
+    return {**message, "content": (message.get("content") or "")[:_LARGE], **({"tool_calls": calls} if calls else {})}
 
 
 def _plain(text: str) -> str:

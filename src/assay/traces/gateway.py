@@ -9,12 +9,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+import sqlalchemy as sa
 from aiohttp import web
 
 from assay.errors import AssayError, ConfigError, FailureKind, StoreError, UnknownRollout
@@ -26,7 +29,7 @@ from assay.traces.dialects import DIALECTS
 from assay.traces.headers import KEYS
 from assay.traces.live import Live, LiveRollouts, check_status, rollout_id_of
 from assay.traces.passing import Passed, is_constrained, json_body, pass_on, storable
-from assay.traces.records import Transition
+from assay.traces.records import Rollout, Transition
 from assay.traces.relay import Relay, inner_path
 from assay.traces.store import Store
 from assay.traces.upstreams import HttpUpstream, LitellmUpstream, upstream_of
@@ -37,6 +40,7 @@ _LOG = logging.getLogger("assay.gateway")
 _OWN = ("/assay", "/feedback", "/health", "/reward", "/close")  # of the gateway itself: never passed on
 _AZURE = ("/openai/deployments/{deployment}", "/openai/v1", "/openai")  # how addresses begin that name no dialect's own path
 _STATUS = {FailureKind.TIMEOUT: 504, FailureKind.CONTEXT: 400}  # of a failed call by its kind; others are 502
+_STORE_S, _FLUSH_S, _COUNTS_S = 30.0, 25.0, 5.0  # that a request waits for the store
 Upstream = HttpUpstream | LitellmUpstream
 
 
@@ -72,6 +76,9 @@ class Gateway:
         self.past: dict[str, int] = {}  # paths that were neither recorded nor passed on, by how often they were asked for
         self.relay = Relay()
         self._upstreams: list[Upstream] = [upstream]
+        # Those that only read are not kept waiting by those that wait until rows are written.
+        self._readers, self._waiters = (ThreadPoolExecutor(4, f"assay-gateway-{name}") for name in ("reads", "waits"))
+        store.never_wait()
         self._asking: set[Any] = {self._models, self._count_tokens}  # what an agent may ask for; all else needs the gateway's key
 
     # -- the application
@@ -109,7 +116,11 @@ class Gateway:
         async def sweeping() -> None:
             while True:
                 await asyncio.sleep(min(30.0, max(0.05, self.rollouts.idle_s / 4)))
-                self.rollouts.sweep()
+                try:
+                    self.rollouts.sweep()
+                    await self._settle()
+                except Exception as error:  # it must go on
+                    _LOG.error("idle rollouts could not be ended: %s: %s", type(error).__name__, error)
 
         task = asyncio.create_task(sweeping())
         yield
@@ -119,6 +130,35 @@ class Gateway:
         self.rollouts.sweep(all_of_them=True)
         for upstream in self._upstreams:
             await upstream.close()
+        for threads in (self._readers, self._waiters):
+            threads.shutdown(wait=False)
+
+    async def _from_store(self, function: Callable[..., Any], *arguments: Any, waits: bool = True) -> Any:
+        """What a function returns that waits for the store. It has threads of its own: those of a store that is away are held for long.
+
+        Raises:
+            StoreError: the store is away, or too slow.
+        """
+        try:
+            threads = self._waiters if waits else self._readers
+            asked = asyncio.get_running_loop().run_in_executor(threads, partial(function, *arguments))
+            return await asyncio.wait_for(asked, _STORE_S)
+        except TimeoutError:
+            raise StoreError(f"the store did not answer within {_STORE_S:g} s: another process holds its lock, or it is away") from None
+        except sa.exc.SQLAlchemyError as error:
+            raise StoreError(f"the store does not answer: {getattr(error, 'orig', error)}") from error
+
+    async def _settle(self) -> None:
+        """Lets go of ended rollouts that are in the database."""
+        written = {rollout_id: live.rollout.ended_at for rollout_id, live in self.rollouts.ended.items()}
+        if written:
+            with suppress(StoreError):
+                await self._from_store(self.store.flush, _FLUSH_S)
+                self.rollouts.settled(written)
+
+    async def _stored(self, name: str) -> Rollout | None:
+        """The rollout of that name from the store, where it is not at hand."""
+        return None if self.rollouts.at_hand(name) else await self._from_store(self.rollouts.stored, name, waits=False)
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
@@ -133,7 +173,7 @@ class Gateway:
         except UnknownRollout as error:
             return _error(404, str(error))
         except StoreError as error:
-            return _error(503, str(error))
+            return _error(503, str(error), headers={"Retry-After": "5"})
         except AssayError as error:
             return _error(500, str(error))
         except web.HTTPRequestEntityTooLarge:
@@ -210,9 +250,9 @@ class Gateway:
             raise ConnectionResetError(str(error)) from error
         finally:
             keep()
-            if request.headers.get("x-assay-end", "0").lower() not in ("", "0", "false", "no"):
-                with suppress(StoreError):
-                    self.rollouts.close(live.rollout.id)
+            ends = request.headers.get("x-assay-end", "0").lower() not in ("", "0", "false", "no")
+            if ends and live.rollout.id in self.rollouts.open:
+                self.rollouts.close(live.rollout.id)
 
     async def _rollout_of(self, request: web.Request, asked: Asked) -> Live:
         """By token, by header, by path, by key, or by the conversation itself."""
@@ -222,14 +262,15 @@ class Gateway:
             return self.rollouts.of_conversation(asked, self.upstream)
         if len(name) > 200:
             raise ConfigError("a rollout's name may have at most 200 characters")
-        known = None if rollout_id_of(name) in self.rollouts.open else await asyncio.to_thread(self.rollouts.stored, name)
+        known = await self._stored(name)
         live = self.rollouts.named(name, self.upstream, known)
         if not live.rollout.task_id and not live.turns:
             told: Mapping[str, str] = request.headers if caller.rollout is None else {}  # an agent does not choose what it is compared with
             live.rollout.task_id = told.get("x-assay-task", "")[:1000]
             live.rollout.group_id = told.get("x-assay-group", "")[:1000] or live.rollout.task_id
-            live.rollout.inputs = live.rollout.inputs or {"prompt": asked.prompt}
-            self.store.put_rollout(live.rollout)
+            if "inputs" not in live.let_go:
+                live.rollout.inputs = live.rollout.inputs or {"prompt": asked.prompt}
+            self.rollouts.put(live)
         return live
 
     def _keep(self, live: Live, transition: Transition, asked: Asked, passed: "Passed") -> None:
@@ -253,7 +294,9 @@ class Gateway:
         name = told.pop("id", None)
         if name is not None and (not isinstance(name, str) or not 0 < len(name) <= 200 or "/" in name):
             raise ConfigError("id must be a text of at most 200 characters without a slash")
-        known = None if name is None else await asyncio.to_thread(self.rollouts.stored, name)
+        known = None if name is None else await self._stored(name)
+        if name is not None and (there := self.rollouts.at_hand(name)) is not None:
+            known = there.rollout
         live = self.rollouts.begin(self.upstream, name, told, known=known)
         rollout_id = live.rollout.id
         token = self.access.token(rollout_id)
@@ -261,16 +304,16 @@ class Gateway:
         return web.json_response({"id": rollout_id, "base_url": f"{base}/v1", "anthropic_base_url": base, "api_key": token})
 
     async def _show(self, request: web.Request) -> web.Response:
-        await asyncio.to_thread(self.store.flush)
-        found = await asyncio.to_thread(self.store.rollout, self._id(request))
+        await self._from_store(self.store.flush, _FLUSH_S)
+        found = await self._from_store(self.store.rollout, self._id(request))
         told = {"id": found.id, "status": found.status, "score": found.score, "human_rating": found.human_rating, "turns": len(found.transitions)}
         return web.json_response(told)
 
     async def _reward(self, request: web.Request) -> web.Response:
         told = json_body(await request.read())
         value = told.get("reward", told.get("value"))
-        await asyncio.to_thread(self.store.flush)
-        found = self.rollouts.reward(self._id(request), value, t=told.get("t"), criterion=str(told.get("name", "posted")))
+        stored = await self._stored(self._id(request))
+        found = self.rollouts.reward(self._id(request), value, t=told.get("t"), criterion=str(told.get("name", "posted")), stored=stored)
         return web.json_response({"id": found.id})
 
     async def _close(self, request: web.Request) -> web.Response:
@@ -278,10 +321,11 @@ class Gateway:
         status, error = str(told.get("status", "done")), _text_or_none(told.get("error"))
         check_status(status)
         failure = _failure_kind(told.get("failure"))
+        name, prediction = self._id(request), told.get("prediction")
+        stored = await self._stored(name)
         if told.get("reward") is not None:
-            await asyncio.to_thread(self.store.flush)
-            self.rollouts.reward(self._id(request), told["reward"])
-        found = self.rollouts.close(self._id(request), status=status, prediction=told.get("prediction"), error=error, failure=failure)
+            self.rollouts.reward(name, told["reward"], stored=stored)
+        found = self.rollouts.close(name, status=status, prediction=prediction, error=error, failure=failure, stored=stored)
         return web.json_response({"id": found.id, "status": found.status})
 
     async def _feedback(self, request: web.Request) -> web.Response:
@@ -290,8 +334,9 @@ class Gateway:
         if isinstance(rating, bool) or not isinstance(rating, int | float) or not 0 <= rating <= 1:
             raise ConfigError(f"rating={rating!r} must be a number between 0 and 1")
         rollout_id = rollout_id_of(str(told.get("rollout", "")))
-        await asyncio.to_thread(self.rollouts.of_gateway, rollout_id)
-        await asyncio.to_thread(self.store.rate, rollout_id, float(rating))
+        if self.rollouts.at_hand(rollout_id) is None:
+            await self._from_store(self.rollouts.of_gateway, rollout_id, waits=False)
+        await self._from_store(self.store.rate, rollout_id, float(rating))
         if (live := self.rollouts.open.get(rollout_id)) is not None:
             live.rollout.human_rating = float(rating)
         return web.json_response({"rollout": rollout_id, "rating": rating})
@@ -360,14 +405,18 @@ class Gateway:
         return web.json_response({"status": "ok", "model": self.upstream.name})
 
     async def _stats(self, request: web.Request) -> web.Response:
+        with suppress(StoreError):
+            await self._from_store(self.store.flush, _COUNTS_S)
         return web.json_response(self.stats())
 
     def stats(self) -> dict[str, Any]:
-        """Calls that went to a model, calls that were stored, and what was not seen; rollouts open, closed and never closed."""
+        """Calls that went to a model, calls that were stored, and what was not seen; rollouts open, closed and never closed. `rows_waiting`
+        are on their way into the store: they are counted as stored."""
         rollouts = self.rollouts
         in_flight = sum(live.in_flight for live in rollouts.open.values())
         return {
-            "calls": self.asked + self.relay.lm_calls, "stored": self.stored - self.store.dropped, "in_flight": in_flight,
+            "calls": self.asked + self.relay.lm_calls, "stored": self.stored - self.store.dropped_calls, "in_flight": in_flight,
+            "rows_waiting": self.store.waiting,
             "unrecorded": self.unrecorded, "passed_through": dict(self.relay.counts), "not_spoken": dict(self.past),
             "open": len(rollouts.open), "closed": rollouts.closed,
             "unclosed": rollouts.unclosed, "model": self.upstream.name,
@@ -377,7 +426,7 @@ class Gateway:
     def unrecorded(self) -> int:
         """Calls that went to a model and are not in the store."""
         in_flight = sum(live.in_flight for live in self.rollouts.open.values())
-        return max(0, self.asked - in_flight - self.stored) + self.store.dropped + self.relay.lm_calls
+        return max(0, self.asked - in_flight - self.stored) + self.store.dropped_calls + self.relay.lm_calls
 
 
 def _failure_kind(value: Any) -> FailureKind | None:
@@ -400,7 +449,7 @@ def _sent_key(request: web.Request) -> str:
     return bearer[7:].strip() if bearer[:7].lower() == "bearer " else request.headers.get("x-api-key", "")
 
 
-def _error(status: int, message: str, *, rollout: str | None = None) -> web.Response:
-    headers = {"x-assay-rollout": rollout} if rollout else {}
+def _error(status: int, message: str, *, rollout: str | None = None, headers: Mapping[str, str] | None = None) -> web.Response:
+    headers = {**(headers or {}), **({"x-assay-rollout": rollout} if rollout else {})}
     told = {"type": "error", "error": {"message": message, "type": "assay_gateway", "code": status}}
     return web.json_response(told, status=status, headers=headers)

@@ -7,12 +7,11 @@ and schema are of one task and one group. Does not talk HTTP or to models.
 import hashlib
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from assay.datasets import SPLITS
-from assay.errors import ConfigError, FailureKind, StoreError, UnknownRollout
+from assay.errors import ConfigError, FailureKind, UnknownRollout
 from assay.traces.conversation import Asked, Conversations, Trail
 from assay.traces.dialects import Answer, tool_results
 from assay.traces.ending import NO_ANSWER, NOT_RECORDED, Ending, answered_with, prediction_of
@@ -26,6 +25,8 @@ _NEVER_CLOSED = "the rollout was never closed"
 _IN_FLIGHT = "the gateway ended before a call was answered"
 _FIELDS = ("task_id", "task_type", "group_id", "split", "program", "program_version", "inputs", "expected", "metadata", "parameters", "tenant",
            "data_subject", "consent")  # fmt: skip
+_LARGE_FIELDS = ("inputs", "expected", "metadata", "prediction")
+_LARGE_PART = 4096  # characters
 _MAPPINGS = ("inputs", "expected", "metadata", "parameters")
 _SHORT = {"split": 32, "program_version": 64, "consent": 64}  # characters; others 1,000
 
@@ -50,7 +51,10 @@ class Live:
     touched: float = field(default_factory=time.monotonic)
     broken: FailureKind | None = None  # how its last call failed
     ended_as: str | None = None  # how it had ended before a late call opened it again
-    waiting: dict[str, tuple[Transition, int]] = field(default_factory=dict)  # tool calls without a result, by id
+    waiting: dict[str, tuple[int, int]] = field(default_factory=dict)  # tool calls without a result, by id: their turn, and which of its calls
+    flying: set[int] = field(default_factory=set)  # turns that are being answered
+    partial: bool = False  # its row is changed and not written anew: some of it is not in memory any more
+    let_go: set[str] = field(default_factory=set)  # large fields of the rollout that the store alone holds
     trail: Trail = field(default_factory=Trail)  # where its conversation is
     ending: Ending = field(default_factory=lambda: Ending(known=False))  # what its last call answered
     called: set[str] = field(default_factory=set)  # names of the tools that it called
@@ -66,6 +70,7 @@ class LiveRollouts:
     def __init__(self, store: Store, *, run_id: str = "", idle_s: float = 600.0) -> None:
         self.store, self.run_id, self.idle_s = store, run_id, idle_s
         self.open: dict[str, Live] = {}
+        self.ended: dict[str, Live] = {}  # those whose last row may not be in the database yet
         self._conversations: Conversations[Live] = Conversations(self.open)
         self.closed = self.unclosed = 0
 
@@ -88,29 +93,44 @@ class LiveRollouts:
             rollout.metadata = {**rollout.metadata, "client_id": name[:200]}
         rollout.group_id = rollout.group_id or rollout.task_id
         live = self.open[rollout.id] = Live(rollout, upstream, explicit)
-        self.store.put_rollout(rollout)
+        self.put(live)
         return live
 
+    def put(self, live: Live) -> None:
+        """Writes a rollout's row. Large fields are the store's alone from then on: open rollouts must not hold every prompt in memory."""
+        if live.partial:
+            self.store.put_changes(live.rollout, without=live.let_go)
+        else:
+            self.store.put_rollout(live.rollout)
+        for name in _LARGE_FIELDS:
+            value = getattr(live.rollout, name)
+            if value and sum(len(part) if isinstance(part, str) else _LARGE_PART for part in value.values()) > _LARGE_PART:
+                live.let_go.add(name)
+                live.partial = True
+                setattr(live.rollout, name, {})
+
+    def at_hand(self, name: str) -> Live | None:
+        """The rollout of that name that is open, or has ended a moment ago, so that its row may not be in the database yet."""
+        rollout_id = rollout_id_of(name)
+        return self.open.get(rollout_id) or self.ended.get(rollout_id)
+
     def stored(self, name: str) -> Rollout | None:
-        """The rollout of that name as it is in the store, None where there is none. Waits for the store.
+        """The rollout of that name as it is in the store, None where there is none. Reads the store; what is not `at_hand` was written before.
 
         Raises:
             StoreError: it could not be read. It may then be there, and must not be begun anew.
         """
-        with suppress(StoreError):  # rows that were refused: what was stored before can be read
-            self.store.flush()
         try:
             return self.store.rollout(rollout_id_of(name))
         except UnknownRollout:
             return None
 
     def of_gateway(self, name: str) -> Rollout:
-        """The rollout of that name in the store. Waits for the store.
+        """The rollout of that name in the store. Reads the store, as `stored` does.
 
         Raises:
             UnknownRollout: there is none, or it was not recorded by a gateway: what others recorded is never written to from here.
         """
-        self.store.flush()
         return _own(self.store.rollout(rollout_id_of(name)))
 
     def named(self, name: str, upstream: Any, rollout: Rollout | None) -> Live:
@@ -119,13 +139,22 @@ class LiveRollouts:
         found = self.open.get(rollout_id_of(name))
         if found is not None:
             return found
+        if (ended := self.ended.pop(rollout_id_of(name), None)) is not None:
+            ended.upstream = upstream
+            return self._reopened(ended)
         if rollout is None:
             return self.begin(upstream, name)
         _own(rollout)
         called = {tool.name for tool in rollout.tools}
         live = self.open[rollout.id] = Live(rollout, upstream, True, turns=len(rollout.transitions), called=called)
+        rollout.transitions = []
+        return self._reopened(live)
+
+    def _reopened(self, live: Live) -> Live:
+        rollout = live.rollout
         live.ended_as = rollout.status if rollout.status in ("done", "failed") else None
-        rollout.transitions, rollout.status, rollout.ended_at = [], "running", None
+        rollout.status, rollout.ended_at = "running", None
+        self.open[rollout.id] = live
         return live
 
     def of_conversation(self, request: Asked, upstream: Any) -> Live:
@@ -142,12 +171,10 @@ class LiveRollouts:
         self._conversations.asked(live, request)
         for call_id, result in tool_results(request.messages).items():
             if (found := live.waiting.pop(call_id, None)) is not None:
-                transition, at = found
-                if transition.tools[at].error is None:
-                    transition.tools[at].result = result[:20_000]
-                    self.store.put_transition(live.rollout.id, transition)
+                self.store.put_tool_result(live.rollout.id, *found, result[:20_000])
         turn, live.turns = live.turns, live.turns + 1
         live.in_flight += 1
+        live.flying.add(turn)
         live.touched = time.monotonic()
         return turn
 
@@ -156,6 +183,7 @@ class LiveRollouts:
     ) -> None:
         """Keeps a call that has ended, however it ended. `again`: it failed in a way that clients try again by themselves."""
         live.in_flight -= 1
+        live.flying.discard(transition.t)
         live.broken = transition.failure if transition.error is not None else None
         live.touched = time.monotonic()
         if answer is not None:
@@ -164,12 +192,14 @@ class LiveRollouts:
                 transition.failure = FailureKind.PARSE
             for at, (call_id, _, _) in enumerate(answer.tools):
                 if call_id:
-                    live.waiting[call_id] = (transition, at)
-            live.ending = answered_with(transition.request, answer, live.called)
-            live.rollout.prediction = prediction_of(live.ending.value)
+                    live.waiting[call_id] = (transition.t, at)
+            ending = answered_with(transition.request, answer, live.called)
+            live.ending = Ending(known=ending.known)
+            live.rollout.prediction = prediction_of(ending.value)
+            live.let_go.discard("prediction")
             live.called.update(name for _, name, _ in answer.tools)
             self._conversations.answered(live, request, answer, response_id)
-            self.store.put_rollout(live.rollout)  # its prediction: a gateway that is killed leaves it
+            self.put(live)  # its prediction: a gateway that is killed leaves it
         elif again:
             self._conversations.failed(live, request)
         transition.step_rewards = live.step_rewards.pop(transition.t, {})
@@ -177,50 +207,52 @@ class LiveRollouts:
 
     # -- rewards and the end
 
-    def reward(self, name: str, value: Any, *, t: Any = None, criterion: str = "posted") -> Rollout:
+    def reward(self, name: str, value: Any, *, t: Any = None, criterion: str = "posted", stored: Rollout | None = None) -> Rollout:
         """A rollout's score in [0, 1], or with `t` a step reward of any size for that turn. Also of rollouts that have ended.
 
+        Args:
+            stored: the rollout as it is in the store, where it is not `at_hand`; without it the store is waited for.
         Raises:
             ConfigError: no finite number, out of range, or no such turn.
             UnknownRollout: there is no such rollout.
         """
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _LARGEST:
             raise ConfigError(f"reward={value!r} must be a finite number of at most {_LARGEST:g}; where nothing is known, post none")
-        live = self.open.get(rollout_id_of(name))
+        live = self.at_hand(name)
         if t is None and not 0 <= value <= 1:
             raise ConfigError(
                 f"reward={value!r} is a rollout's score and must be between 0 and 1; with \"t\" it is that turn's and may be any number"
             )
         if t is not None and (isinstance(t, bool) or not isinstance(t, int) or t < 0):
             raise ConfigError(f"t={t!r} must be a turn's number, from 0 on")
-        rollout = self.of_gateway(name)
+        target = live.rollout if live is not None else _own(stored) if stored is not None else self.of_gateway(name)
         if t is not None:
-            return self._step_reward(live, rollout, t, criterion, float(value))
-        target = live.rollout if live else rollout
+            return self._step_reward(live, target, t, criterion, float(value))
         target.score, target.coverage, target.rubric = float(value), 1.0, target.rubric or "posted"
-        self.store.put_rollout(target)
+        if live is not None:
+            self.put(live)
+        else:
+            self.store.put_rollout(target)
         return target
 
     def _step_reward(self, live: Live | None, rollout: Rollout, t: int, criterion: str, value: float) -> Rollout:
-        transition = next((found for found in rollout.transitions if found.t == t), None)
-        if transition is None and (live is None or t >= live.turns):
-            raise ConfigError(f"t={t}: rollout {rollout.id} has {len(rollout.transitions)} turns, the first is 0")
-        if transition is None and live is not None:  # it is being answered
+        turns = len(rollout.transitions) if live is None else live.turns
+        if t >= turns or (live is None and all(found.t != t for found in rollout.transitions)):
+            raise ConfigError(f"t={t}: rollout {rollout.id} has {turns} turns, the first is 0")
+        if live is not None and t in live.flying:
             live.step_rewards.setdefault(t, {})[criterion[:100]] = value
-        elif transition is not None:
-            transition.step_rewards[criterion[:100]] = value
-            self.store.put_transition(rollout.id, transition)
-            for waiting, _ in live.waiting.values() if live else ():
-                if waiting.t == t:
-                    waiting.step_rewards[criterion[:100]] = value
+        else:
+            self.store.put_step_reward(rollout.id, t, criterion[:100], value)
         return rollout
 
     def close(
-        self, name: str, *, status: str = "done", prediction: Any = None, error: str | None = None, failure: FailureKind | None = None
+        self, name: str, *, status: str = "done", prediction: Any = None, error: str | None = None, failure: FailureKind | None = None,
+        stored: Rollout | None = None,
     ) -> Rollout:  # fmt: skip
         """Ends a rollout.
 
         Args:
+            stored: the rollout as it is in the store, where it is not open; without it the store is waited for.
             failure: its kind where the status is `failed` or `error`; by default that of its last call, else `agent` or `model`.
         Raises:
             ConfigError: an unknown status. UnknownRollout: no such rollout is open here, or was left open by a gateway that is gone.
@@ -228,7 +260,7 @@ class LiveRollouts:
         check_status(status)
         live = self.open.pop(rollout_id_of(name), None)
         if live is None:
-            left = self.stored(name)
+            left = self.stored(name) if stored is None and rollout_id_of(name) not in self.ended else stored
             if left is None or left.status != "running":
                 raise UnknownRollout(f"no rollout {name!r} is open")
             live = Live(_own(left), None, True)
@@ -238,11 +270,24 @@ class LiveRollouts:
         by_default = live.broken or (FailureKind.AGENT if status == "failed" else FailureKind.MODEL)
         rollout.failure = None if status == "done" else failure or by_default
         if prediction is not None:
+            live.let_go.discard("prediction")
             rollout.prediction = dict(prediction) if isinstance(prediction, Mapping) else {"answer": prediction}
         self._conversations.forget(live)
-        self.store.put_rollout(rollout)
+        live.trail, live.waiting = Trail(), {}
+        self.put(live)
+        self.ended[rollout.id] = live
         self.closed += 1
         return rollout
+
+    def settled(self, written: Mapping[str, float | None]) -> None:
+        """Lets go of rollouts that have ended and whose rows are in the database.
+
+        Args:
+            written: their ids, with the time at which they had ended.
+        """
+        for rollout_id, ended_at in written.items():
+            if (live := self.ended.get(rollout_id)) is not None and live.rollout.ended_at == ended_at:
+                del self.ended[rollout_id]
 
     def sweep(self, *, all_of_them: bool = False) -> int:
         """Ends rollouts that were idle for too long, or all of them; how many."""
@@ -272,6 +317,7 @@ def close_left(store: Store, *, idle_s: float) -> dict[str, int]:
         idle_s: seconds since the last call, or the beginning.
     """
     ended = {"done": 0, "error": 0}
+    store.flush()
     for rollout_id in [r.id for r in store.rollouts(limit=None) if r.source == "gateway" and r.status == "running"]:
         rollout = store.rollout(rollout_id)
         if time.time() - max([rollout.started_at, *(t.started_at + t.latency_ms / 1000 for t in rollout.transitions)]) < idle_s:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from assay.errors import ConfigError, MissingExtra, StoreError, UnknownRollout
 from assay.models.meter import Usage
 from assay.traces import counts, schema
+from assay.traces.changes import make_changes
 from assay.traces.location import store_url
 from assay.traces.migration import bring_up_to_date, upsert
 from assay.traces.missed import NOTHING, Unrecorded
@@ -108,6 +109,21 @@ class Store:
         """
         fields = {**vars(rollout), "transitions": None}
         self._writer.put("rollouts", rollout.id, partial(rollout_row, fields) if interim else rollout_row(fields))
+
+    def put_changes(self, rollout: Rollout, *, without: Collection[str] = ()) -> None:
+        """Changes the row of a rollout that was put before, but for some fields: what they held need not stay in memory."""
+        fields = {name: value for name, value in vars(rollout).items() if name not in without} | {"transitions": None}
+        if rollout.human_rating is None:
+            del fields["human_rating"]  # it may have come by another way
+        self._writer.put("changes", rollout.id, rollout_row(fields))
+
+    def put_tool_result(self, rollout_id: str, t: int, at: int, result: str) -> None:
+        """Adds the result of a tool call to a transition that was put before, unless the call has an error."""
+        self._writer.put("results", (rollout_id, t, at), {"rollout_id": rollout_id, "t": t, "at": at, "result": clean(result)}, size=len(result))
+
+    def put_step_reward(self, rollout_id: str, t: int, criterion: str, value: float) -> None:
+        """Adds a step reward to a transition that was put before; a second one of the same criterion replaces it."""
+        self._writer.put("rewards", (rollout_id, t, criterion), {"rollout_id": rollout_id, "t": t, "criterion": clean(criterion), "value": value})
 
     def put_transition(self, rollout_id: str, transition: Transition) -> None:
         """Inserts or replaces one transition."""
@@ -238,9 +254,7 @@ class Store:
                     for name, table in tables.items():
                         if rows.get(name):
                             self._put_rows(connection, table, list(rows[name].values()))
-                    for trim in rows.get("trims", {}).values():
-                        steps = schema.transitions.c
-                        connection.execute(sa.delete(schema.transitions).where(steps.rollout_id == trim["id"], steps.t >= trim["keep"]))
+                    make_changes(connection, rows)
                 return True
             except Exception as error:  # whatever a driver raises, the writer must live; flush() reports what was dropped
                 self._error = getattr(error, "orig", None) or error
