@@ -16,10 +16,10 @@ from assay.compilereport import compile_markdown
 from assay.datasets import SPLITS
 from assay.datasets.tasks import make_task, missing_inputs
 from assay.deployment import load_artifact
-from assay.deployment.artifact import check_pinned, check_place, is_artifact, runnable, with_model_of
+from assay.deployment.artifact import check_pinned, check_place, is_artifact, runnable
 from assay.deployment.trust import trusting, trusts
 from assay.errors import AssayError, BudgetExceeded, ConfigError, ModelError, ProgramError
-from assay.given import given_lm, given_program, takes
+from assay.given import given_model, given_program, takes
 from assay.jobs import DEFAULT_MODEL, Job, RunConfig, home_of, load_rubric, open_job, opened_store, salt_in
 from assay.keeping import keep_artifact, rehearsed
 from assay.models import Meter, get_lm
@@ -253,7 +253,8 @@ def compile(
         AssayError: what was wrong, which rule, what to do.
         Cancelled: the user stopped the run; call again with `resume=True`.
     """
-    program, lm = given_program(program), given_lm(lm, options)
+    program = given_program(program)
+    lm, options = given_model(program, lm, options)
     config = RunConfig.of(program, rubric, data, lm, **options)
     decisions = replace(config.decisions, gate=gate, test=test)
     check = CompileConfig(
@@ -378,10 +379,8 @@ def evaluate(
     if samples < 1:
         raise ConfigError(f"samples={samples!r} must be at least 1")
     program = given_program(program)
-    if lm is None and options.get("model") is None and isinstance(program, str) and is_artifact(program):
-        options = with_model_of(program, options)
-    lm = given_lm(lm, options)
-    options = {"kind": "evaluate", "split": None if split == "val" else split, **{key: value for key, value in options.items() if value is not None}}
+    lm, options = given_model(program, lm, options)
+    options = {"kind": "evaluate", "split": None if split == "val" else split, **options}
     config, shown = _EvaluateConfig.of(program, rubric, data, lm, **options), progress or Progress()
     evaluation, stopped, alarms = Evaluation(), None, list[str]()
     with open_job(config, program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume, need=(split,), opens_as=opens_as) as job:

@@ -11,7 +11,7 @@ import dspy
 
 from assay.deployment.trust import trusts
 from assay.errors import BudgetExceeded, ConfigError
-from assay.given import given_lm, given_program, takes
+from assay.given import given_model, given_program, takes
 from assay.jobs import Job, RunConfig, home_of, load_rubric, open_job
 from assay.models import Meter, ResponseCache, get_lm
 from assay.models.adapters import list_adapters
@@ -164,7 +164,8 @@ def collect(
     Raises:
         AssayError: what was wrong, which rule, what to do.
     """
-    program, lm = given_program(program), given_lm(lm, options)
+    program = given_program(program)
+    lm, options = given_model(program, lm, options)
     config = CollectConfig.of(program, rubric, data, lm, n=n, split=split, over=tuple(over), untruncated=untruncated, **options)
     assert isinstance(config, CollectConfig)
     shown = progress or Progress()

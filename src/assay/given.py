@@ -4,17 +4,19 @@ import dataclasses
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import dspy
 
+from assay.deployment.artifact import is_artifact, with_model_of
 from assay.errors import ConfigError
+from assay.models.lm import has_provider
 from assay.programs.loading import full_name
 from assay.programs.wrapping import as_module
 
-__all__ = ["given_lm", "given_program", "takes"]
+__all__ = ["given_lm", "given_model", "given_program", "takes"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -35,6 +37,23 @@ def given_lm(lm: dspy.LM | None, options: MutableMapping[str, Any]) -> dspy.LM |
     if lm is not None or options.get("model") is not None:
         return lm
     return dspy.settings.lm
+
+
+def given_model(program: Any, lm: dspy.LM | None, options: Mapping[str, Any]) -> tuple[dspy.LM | None, dict[str, Any]]:
+    """The model of a run, and the options with its name and address: what is given, else that of the artifact that runs, else what is set in DSPy.
+
+    Raises:
+        ConfigError: a name was given for the object; or nothing was given, and the artifact's model was an object that no name stands for.
+    """
+    found = {name: value for name, value in options.items() if value is not None}
+    if lm is None and "model" not in found and isinstance(program, str) and is_artifact(program):
+        found = with_model_of(program, found)
+        if not has_provider(found["model"]):
+            raise ConfigError(
+                f"{program} was made with the model {found['model']!r}, an object that no name stands for: give a model (lm=…, or model=NAME)",
+                flag="--model NAME",
+            )
+    return given_lm(lm, found), found
 
 
 def takes(*settings: Any, also: tuple[str, ...] = ()) -> Callable[[_Function], _Function]:

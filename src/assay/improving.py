@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 from assay.api import compile as compile_program
 from assay.datasets.memory import data_spec
-from assay.deployment.artifact import check_place
+from assay.deployment.artifact import check_place, is_artifact
 from assay.deployment.trust import trusts
 from assay.errors import AssayError, BudgetExceeded, ConfigError, DataError, Diverged
 from assay.exporting import collect, export
 from assay.finished import FinishedRun
-from assay.given import takes
+from assay.given import given_model, takes
 from assay.improvechecks import CAPS, Trial, check_start, compare_on, ended_by, left_of, spent_in
 from assay.improveorder import STATE, STEPS, adapter_names, check_name, check_order, own_model, own_name
 from assay.improveplan import ImprovePlan, Turn
@@ -86,6 +86,8 @@ def improve(
     Raises:
         ConfigError: an unknown step, an adapter of this name, or nothing to resume.
     """
+    if is_artifact(str(program)):
+        _, options = given_model(str(program), None, options)
     check_order(
         order, program=full_name(str(program)), rubric=rubric, data=data_spec(data), model=options.get("model"), judge=options.get("judge_model"),
         sft=sft, grpo=grpo, retain=retain, watch=watch,

@@ -360,7 +360,7 @@ def _save(report: JudgeReport, splits: LabelSplits, run: Run, parents: Sequence[
         "settings": {"adapter": None, "parameters": {}},
         "judge": asdict(judge.spec),
         "model": config.model,
-        "api_base": config.api_base,
+        "api_base": config.api_base or run.lm.recording.address,
         "api_key_env": config.api_key_env,
         "weights": run.lm.recording.backend.weights,
         "labels": {"spec": config.labels, "salt": config.salt, "sizes": splits.sizes()},

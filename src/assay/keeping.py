@@ -112,7 +112,7 @@ def _program_manifest(job: Job, student: Student, result: Mapping[str, Any]) -> 
         "version": program_version(student.program, student.settings["adapter"]),
         "settings": student.settings,
         "model": config.model,
-        "api_base": config.api_base,
+        "api_base": config.api_base or job.session.lm.recording.address,
         "api_key_env": config.api_key_env,
         "weights": engine.weights,
         "adapters": list(engine.adapters),

@@ -10,6 +10,7 @@ from typing import Any
 import dspy
 import sqlalchemy as sa
 
+from assay.given import given_model
 from assay.improveorder import check_name, check_order
 from assay.improveplan import ImprovePlan, StepPlan, plan_steps, search_runs
 from assay.jobs import Job, RunConfig, home_of, open_job, salt_at
@@ -87,6 +88,7 @@ def plan(
         AssayError: what was wrong, which rule, what to do.
     """
     program = full_name(program) if isinstance(program, str) else program
+    lm, options = given_model(program, lm, options)
     if kind == "improve":
         check_order(
             order, program=str(program), rubric=str(rubric), data=data, model=options.get("model"), judge=options.get("judge_model"),

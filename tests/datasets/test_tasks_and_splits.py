@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -252,3 +253,25 @@ def test_renaming_what_is_not_there_or_onto_what_is_is_refused(tmp_path: Path, r
 def test_null_is_no_expected_answer() -> None:
     assert make_task({"text": "a", "label": None}).expected == {}
     assert make_task({"inputs": {"text": "a"}, "expected": {"label": None, "date": ""}}).expected == {"date": ""}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "q", "answer": "a", "tenant": "t1", "data_subject": "s1", "consent": "no"},
+        {"inputs": {"question": "q"}, "expected": {"answer": "a"}, "tenant": "t1", "data_subject": "s1", "consent": "no"},
+        {"question": "q", "answer": "a", "tenant": "t1", "metadata": {"data_subject": "s1", "consent": "no"}},
+    ],
+)
+@pytest.mark.parametrize("inputs", [None, {"question"}])
+def test_columns_that_say_whose_data_a_task_is_are_no_inputs(row: dict[str, Any], inputs: set[str] | None) -> None:
+    task = make_task(row, inputs=inputs)
+    assert dict(task.inputs) == {"question": "q"}
+    assert dict(task.expected) == {"answer": "a"}
+    assert dict(task.metadata) == {"tenant": "t1", "data_subject": "s1", "consent": "no"}
+
+
+def test_a_program_with_an_input_called_tenant_gets_it_and_the_task_is_the_tenants() -> None:
+    task = make_task({"question": "q", "tenant": "t1", "answer": "a"}, inputs={"question", "tenant"})
+    assert dict(task.inputs) == {"question": "q", "tenant": "t1"}
+    assert task.metadata["tenant"] == "t1"

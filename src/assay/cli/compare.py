@@ -20,8 +20,6 @@ def command(a: str, b: str, **values: Any) -> None:
     from assay.comparing import compare
 
     as_json, store, split, size, _ = keep(values, "as_json", "store", "split", "size", "resume")
-    if click.get_current_context().get_parameter_source("model").name != "COMMANDLINE":  # type: ignore[union-attr]
-        values["model"] = None  # an artifact brings its own
     sizes = {split: size} if size is not None else {}
     report = compare(a, b, split=split, store=store, progress=Console(), sizes=sizes, **run_config(values))  # type: ignore[arg-type]
     data = report.to_dict()

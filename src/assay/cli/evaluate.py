@@ -36,8 +36,6 @@ def command(program: str, **values: Any) -> None:
     from assay.errors import ModelError
 
     as_json, store, resume, split, size, samples, least = keep(values, "as_json", "store", "resume", "split", "size", "samples", "fail_under")
-    if click.get_current_context().get_parameter_source("model").name != "COMMANDLINE":  # type: ignore[union-attr]
-        values["model"] = None  # an artifact brings its own
     sizes = {split: size} if size is not None else {}
     if values["dry_run"]:
         dry_run("evaluate", program, values, as_json=as_json, store=store, sizes=sizes, split=split, repeats=samples)

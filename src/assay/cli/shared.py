@@ -75,7 +75,7 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--model",
             default="embedded/smollm2-135m",
             show_default=True,
-            help="The program's language model, or embedded:FILE.gguf; an artifact that is evaluated brings its own.",
+            help="The program's language model, or embedded:FILE.gguf; an artifact brings its own.",
         ),
         *endpoint_options("--model and, unless they have one of their own, of the other models"),
         click.option("--judge-model", help="Model of the rubric's judges; by default the program's."),
@@ -148,6 +148,8 @@ def run_config(values: dict[str, Any]) -> dict[str, Any]:
     rename, cache = pairs(values.pop("rename"), "--rename"), not values.pop("no_cache")
     preflight = not values.pop("no_preflight", False)
     values.pop("dry_run", None)
+    if click.get_current_context().get_parameter_source("model") is not click.core.ParameterSource.COMMANDLINE:
+        values.pop("model", None)  # an artifact brings its own; everything else has the default of the settings
     return {**values, "parameters": parameters, "rename": rename, "cache": cache, "preflight": preflight}
 
 

@@ -10,9 +10,10 @@ from typing import Any, NoReturn
 
 from assay.errors import DataError
 
-__all__ = ["SPLITS", "EmptyInputs", "Task", "make_task", "missing_inputs"]
+__all__ = ["OWNERS", "SPLITS", "EmptyInputs", "Task", "make_task", "missing_inputs"]
 
-_STRUCTURE = {"id", "task_type", "split", "inputs", "expected", "metadata"}
+OWNERS = ("tenant", "data_subject", "consent")  # whose data a task is: columns of this name go into the metadata
+_STRUCTURE = {"id", "task_type", "split", "inputs", "expected", "metadata", *OWNERS}
 SPLITS = ("train", "val", "gate", "test")
 _ID = 200  # characters of an id
 _USUAL_OUTPUTS = {"answer", "label", "output", "expected", "target", "category", "gold"}
@@ -60,7 +61,8 @@ def make_task(row: Mapping[str, Any], *, where: str = "row", inputs: Collection[
 
     Args:
         row: a structured row has `inputs` as an object; in a flat row every other column is an input or an expected
-            output: an input where `inputs` names it, else by the usual names of outputs (`answer`, `label`, …).
+            output: an input where `inputs` names it, else by the usual names of outputs (`answer`, `label`, …). In both
+            `tenant`, `data_subject` and `consent` say whose data it is, and go into the metadata.
         where: `file:line`, for errors.
         inputs: the program's input fields, where the caller knows them.
     Raises:
@@ -74,11 +76,12 @@ def make_task(row: Mapping[str, Any], *, where: str = "row", inputs: Collection[
             expected = {"answer": expected}
         metadata = row.get("metadata") or {k: v for k, v in row.items() if k not in _STRUCTURE}
     else:
-        flat = {key: value for key, value in row.items() if key not in _STRUCTURE - {"expected"}}
+        flat = {key: value for key, value in row.items() if key not in _STRUCTURE - {"expected"} or (inputs is not None and key in inputs)}
         names = set(inputs) if inputs is not None else {key for key in flat if key not in _USUAL_OUTPUTS}
         given = {key: value for key, value in flat.items() if key in names}
         expected = {key: value for key, value in flat.items() if key not in names}
         metadata = row.get("metadata") or {}
+    metadata = {**{name: row[name] for name in OWNERS if row.get(name) is not None}, **metadata} if isinstance(metadata, Mapping) else metadata
     expected = {name: value for name, value in expected.items() if value is not None}  # null: nobody said what is right
     if inputs is not None and (missing := sorted(set(inputs) - given.keys())):
         raise missing_inputs(where, missing, {**given, **expected} if isinstance(row.get("inputs"), Mapping) else row)

@@ -74,6 +74,12 @@ class RecordingEngine:
         self.siblings: dict[tuple[str, Any, Endpoint | None], LanguageModel] = {}
         self.client: dict[str, Any] = {}  # address and key, in memory alone: models named by a judge are asked there too
 
+    @property
+    def address(self) -> str | None:
+        """Address of the model's server; None for the provider's own and for embedded models."""
+        found = self.client.get("api_base") or self.client.get("base_url")
+        return str(found) if found else None
+
     def __deepcopy__(self, memo: object) -> "RecordingEngine":
         return self
 

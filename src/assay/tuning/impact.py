@@ -9,7 +9,7 @@ import dspy
 
 from assay.deployment.trust import trusts
 from assay.errors import ConfigError, MissingExtra
-from assay.given import given_lm, given_program, takes
+from assay.given import given_model, given_program, takes
 from assay.jobs import home_of, open_job, salt_at
 from assay.models import Meter
 from assay.optimizers import Progress
@@ -79,7 +79,8 @@ def parameter_impact(
     Raises:
         AssayError: what was wrong, which rule, what to do.
     """
-    program, lm = given_program(program), given_lm(lm, options)
+    program = given_program(program)
+    lm, options = given_model(program, lm, options)
     config = TuneConfig.of(program, rubric, data, lm, **{"kind": "impact", **options})
     assert isinstance(config, TuneConfig)
     if config.also:

@@ -12,7 +12,7 @@ from assay.datasets import Task
 from assay.deployment.artifact import check_place, is_artifact
 from assay.deployment.trust import trusts
 from assay.errors import BudgetExceeded, ConfigError, MissingExtra
-from assay.given import given_lm, given_program, takes
+from assay.given import given_model, given_program, takes
 from assay.jobs import Job, home_of, open_job, salt_at
 from assay.keeping import keep_artifact, rehearsed
 from assay.models.meter import Usage
@@ -65,7 +65,8 @@ def tune(
         AssayError: what was wrong, which rule, what to do.
         Cancelled: the user stopped the run; call again with `resume=True`.
     """
-    program, lm = given_program(program), given_lm(lm, options)
+    program = given_program(program)
+    lm, options = given_model(program, lm, options)
     config = TuneConfig.of(program, rubric, data, lm, **options)
     assert isinstance(config, TuneConfig)
     if config.workers > 1 and not (lm is None and isinstance(program, str) and isinstance(rubric, str | Path)):
