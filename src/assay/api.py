@@ -76,7 +76,7 @@ class CompileReport(Shown):
             "cached": usage.cached,
             "repeated_calls": usage.repeated,
             "tokens": usage.tokens,
-            "cost_usd": usage.known_cost_usd,
+            "cost_usd": self.unrecorded.cost(usage.known_cost_usd),
             "unpriced_calls": usage.unpriced,
             **self.unrecorded.to_dict(),
             "rows_not_stored": self.dropped_rows,
@@ -86,8 +86,8 @@ class CompileReport(Shown):
             "candidates": outcome.candidates,
             "notes": outcome.notes,
             "test": {
-                "baseline": outcome.test_baseline.report() if outcome.test_baseline else None,
-                "compiled": outcome.test_compiled.report() if outcome.test_compiled else None,
+                "baseline": self.unrecorded.priced(outcome.test_baseline.report()) if outcome.test_baseline else None,
+                "compiled": self.unrecorded.priced(outcome.test_compiled.report()) if outcome.test_compiled else None,
                 "gain": outcome.test_gain.to_dict() if outcome.test_gain else None,
             },
             "test_openings": self.openings.to_dict() if self.openings else None,
@@ -113,8 +113,10 @@ class EvaluationReport(Shown):
     def to_dict(self) -> dict[str, Any]:
         usage = self.meter.usage
         return {
-            "result": self.evaluation.report(), "split": self.split, "calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated,
-            "tokens": usage.tokens, "cost_usd": usage.known_cost_usd, "stopped": self.stopped, "alarms": list(self.alarms), "notes": list(self.notes),
+            "result": self.unrecorded.priced(self.evaluation.report()), "split": self.split,
+            "calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated,
+            "tokens": usage.tokens, "cost_usd": self.unrecorded.cost(usage.known_cost_usd),
+            "stopped": self.stopped, "alarms": list(self.alarms), "notes": list(self.notes),
             "corrected": dict(self.corrected), "test_openings": self.openings.to_dict() if self.openings else None,
             **self.unrecorded.to_dict(), "rows_not_stored": self.dropped_rows,
         }  # fmt: skip

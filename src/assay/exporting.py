@@ -122,13 +122,13 @@ class CollectReport(Shown):
     unrecorded: Unrecorded = NOTHING
 
     def to_dict(self) -> dict[str, Any]:
-        usage, result = self.meter.usage, self.evaluation.report()
+        usage, result = self.meter.usage, self.unrecorded.priced(self.evaluation.report())
         values = [result.value for result in self.evaluation.results.values()]
         spread = [len({round(s.value, 9) for s in samples}) > 1 for samples in self.evaluation._samples.values() if len(samples) > 1]
         return {
             "run": self.run_id, "rollouts": self.rollouts, "kept_from_before": self.kept, "tasks": len(values), "result": result,
             "groups_with_spread": sum(spread), "calls": usage.calls, "cached": usage.cached, "repeated_calls": usage.repeated,
-            "tokens": usage.tokens, "cost_usd": usage.known_cost_usd,
+            "tokens": usage.tokens, "cost_usd": self.unrecorded.cost(usage.known_cost_usd),
             "stopped": self.stopped, **self.unrecorded.to_dict(),
         }  # fmt: skip
 

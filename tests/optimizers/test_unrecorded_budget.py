@@ -7,9 +7,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import assay
+from assay.cli.main import group
 from assay.testing import scripted_lm
+from assay.traces.missed import Unrecorded
 
 HEAD = "import json, urllib.request\nimport dspy\n\n\n"
 OWN_CLIENT = """class Mine(dspy.Module):
@@ -85,6 +88,25 @@ def test_unrecorded_calls_count_against_the_cap(program: str, calls_per_run: int
     made = server[1].count
     assert report.unrecorded.calls == made
     assert 20 < made <= 100 + calls_per_run * 2  # runs in flight end
+    data = report.to_dict()
+    assert data["cost_usd"] is None, "what they cost is not known"
+    assert "$0.0000" not in (Path(data["artifact"]) / "report.md").read_text()
+
+
+def test_the_cost_of_calls_that_are_not_recorded_is_not_known(server: tuple[str, type[Answers]], tmp_path: Path) -> None:
+    write(tmp_path, OWN_CLIENT, server[0])
+    lm = scripted_lm(lambda _: "{}")
+    report = assay.evaluate("mine.py:Mine", rubric="r.yaml", data="data.jsonl", lm=lm, sizes={"val": 4}, preflight=False)
+    data = report.to_dict()
+    assert (data["unrecorded"], data["cost_usd"], data["result"]["cost_usd"]) == (report.unrecorded.calls, None, None)
+    said = CliRunner().invoke(group, ["traces", "stats"]).output
+    assert "unknown: LM calls that went past the recorder are in no price" in said
+    assert json.loads(CliRunner().invoke(group, ["traces", "stats", "--json"]).output)["cost_usd"] is None
+
+
+def test_a_run_without_unrecorded_calls_keeps_its_cost() -> None:
+    assert [found.cost(0.5) for found in (Unrecorded(), Unrecorded(2), Unrecorded(0, "a subprocess"))] == [0.5, None, None]
+    assert Unrecorded().cost(None) is None
 
 
 def test_a_program_that_asks_no_model_is_not_searched_for_ever(tmp_path: Path) -> None:

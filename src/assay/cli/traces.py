@@ -173,6 +173,7 @@ def _stats_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     unrecorded = f"{found['unrecorded']} LM calls"
     if found["unrecorded"] is None:
         unrecorded = "unknown, at least {unrecorded_seen} LM calls ({unrecorded_reason})".format(**found)
+    unpriced = "a call has no known price" if found["unrecorded"] == 0 else "LM calls that went past the recorder are in no price"
     mean = "–" if found["mean_score"] is None else f"{found['mean_score']:.3f}"
     return [
         ("rollouts", f"{found['rollouts']:,}"), ("  by status", by("statuses")), ("  by split", by("splits")),
@@ -180,7 +181,7 @@ def _stats_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("  from the cache", f"{found['cached']:,}"), ("  failed", f"{found['errors']:,}"), ("unrecorded", unrecorded),
         ("prompt tokens", f"{found['prompt_tokens']:,} (calls from the cache included)"),
         ("completion tokens", f"{found['completion_tokens']:,} (calls from the cache included)"),
-        ("cost", "unknown: a call has no known price" if found["cost_usd"] is None else f"${found['cost_usd']:.4f}"),
+        ("cost", f"unknown: {unpriced}" if found["cost_usd"] is None else f"${found['cost_usd']:.4f}"),
     ]  # fmt: skip
 
 

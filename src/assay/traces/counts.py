@@ -29,7 +29,7 @@ _RUNS = "SELECT sum(unseen), max(unrecorded_reason) FROM runs {one}"
 
 def stats(execute: Execute, run_id: str | None = None) -> dict[str, Any]:
     """Counts of a store, or of one run: rollouts, transitions, unrecorded calls (None: unknown), cached, errors, tokens, dollars (None: a call has
-    no known price), mean score, rollouts by split and by status. `errors` are LM calls that failed."""
+    no known price, or went past the recorder), mean score, rollouts by split and by status. `errors` are LM calls that failed."""
     clauses = {"own": "", "joined": "", "and_": "WHERE", "one": ""}
     if run_id:
         joined = "JOIN rollouts ON rollouts.id = transitions.rollout_id WHERE rollouts.run_id = :run"
@@ -38,12 +38,13 @@ def stats(execute: Execute, run_id: str | None = None) -> dict[str, Any]:
     rollouts, splits, statuses, calls, errors, runs = (
         execute(statement.format(**clauses), values) for statement in (_ROLLOUTS, _SPLITS, _STATUSES, _CALLS, _ERRORS, _RUNS)
     )
+    unrecorded = Unrecorded(int(runs[0][0] or 0), runs[0][1])
     ((count, scored, mean),), ((made, cached, prompt, completion, cost, priced),) = rollouts, calls
     unknown = priced < made - errors[0][0]  # a call without a price; failed ones have none
     return {
-        "rollouts": count, "transitions": made, **Unrecorded(int(runs[0][0] or 0), runs[0][1]).to_dict(), "scored": scored, "mean_score": mean,
+        "rollouts": count, "transitions": made, **unrecorded.to_dict(), "scored": scored, "mean_score": mean,
         "cached": int(cached or 0), "errors": errors[0][0], "prompt_tokens": int(prompt or 0),
-        "completion_tokens": int(completion or 0), "cost_usd": None if unknown else float(cost or 0.0),
+        "completion_tokens": int(completion or 0), "cost_usd": None if unknown else unrecorded.cost(float(cost or 0.0)),
         "splits": {split or "none": number for split, number in splits},
         "statuses": {status or "none": number for status, number in statuses},
     }  # fmt: skip

@@ -1,5 +1,6 @@
 """How many LM calls were not recorded: plain data."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,14 @@ class Unrecorded:
     def __str__(self) -> str:
         least = f", at least {self.calls}" if self.calls else ""
         return str(self.calls) if self.reason is None else f"unknown ({self.reason}{least})"
+
+    def cost(self, recorded_usd: float | None) -> float | None:
+        """What a run cost, given the dollars of its recorded calls: None where calls went past, as their price is not known."""
+        return recorded_usd if self.count == 0 else None
+
+    def priced(self, report: Mapping[str, Any]) -> dict[str, Any]:
+        """An evaluation's report, with its `cost_usd` as `cost` says: whose calls went past is not known, so no part of the run has a cost."""
+        return {**report, "cost_usd": self.cost(report["cost_usd"])}
 
     def to_dict(self) -> dict[str, Any]:
         """`unrecorded` (null where it is unknown), and then `unrecorded_seen` and `unrecorded_reason`."""
