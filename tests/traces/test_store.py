@@ -282,6 +282,18 @@ def test_a_files_statistics_are_those_of_the_store(tmp_path: Path) -> None:
     assert file_stats(tmp_path / "s.db") is None  # a newer store: opening it says so
 
 
+def test_changes_of_a_row_in_one_batch_are_all_made(store: Store) -> None:
+    rollout = Rollout(id="r", inputs={"q": "?"}, human_rating=0.5)
+    store.put_rollout(rollout)
+    rollout.prediction, rollout.human_rating = {"answer": "42"}, None
+    store.put_changes(rollout, without=["inputs"])
+    rollout.inputs, rollout.prediction, rollout.status = {}, {}, "done"
+    store.put_changes(rollout, without=["inputs", "prediction"])
+    store.flush()
+    found = store.rollout("r")
+    assert (found.inputs, found.prediction, found.status, found.human_rating) == ({"q": "?"}, {"answer": "42"}, "done", 0.5)
+
+
 @pytest.mark.postgres
 def test_the_start_of_an_id_is_found_by_an_index_on_postgresql(postgres_url: str) -> None:
     with Store(postgres_url) as store, store.engine.connect() as connection:

@@ -18,9 +18,9 @@ __all__ = ["make_changes"]
 
 def make_changes(connection: sa.Connection, rows: Rows) -> None:
     """Makes the changes of a batch: of its tables `changes`, `results`, `rewards` and `trims`."""
-    for key, row in rows.get("changes", {}).items():
-        rollout_id = row.get("id", key)
-        connection.execute(sa.update(schema.rollouts).where(schema.rollouts.c.id == rollout_id).values({k: v for k, v in row.items() if k != "id"}))
+    for row in rows.get("changes", {}).values():
+        changed = {name: value for name, value in row.items() if name != "id"}
+        connection.execute(sa.update(schema.rollouts).where(schema.rollouts.c.id == row["id"]).values(changed))
     for row in rows.get("results", {}).values():
         _change(connection, row, "tools_json", _with_result)
     for row in rows.get("rewards", {}).values():

@@ -5,6 +5,7 @@ waits for the disk. A killed process loses at most what was put in the last seco
 """
 
 import hashlib
+import itertools
 import json
 import sqlite3
 import time
@@ -65,6 +66,7 @@ class Store:
         self.dropped = 0  # rows the database refused (a full disk); the run goes on and says so
         self.dropped_calls = 0  # transitions among them
         self._spill = Spill(self._spill_path(), _SPILLED)
+        self._numbers = itertools.count()
         self._tried = 0.0  # when the database was last asked while it was away
         self._error: Exception | None = None
         self._reported = 0
@@ -115,7 +117,8 @@ class Store:
         fields = {name: value for name, value in vars(rollout).items() if name not in without} | {"transitions": None}
         if rollout.human_rating is None:
             del fields["human_rating"]  # it may have come by another way
-        self._writer.put("changes", rollout.id, rollout_row(fields))
+        row = rollout_row(fields)  # of several in one batch each is made: a later one may leave out what an earlier one changes
+        self._writer.put("changes", (rollout.id, next(self._numbers)), row, size=len(row.get("prediction_json") or ""))
 
     def put_tool_result(self, rollout_id: str, t: int, at: int, result: str) -> None:
         """Adds the result of a tool call to a transition that was put before, unless the call has an error."""
