@@ -4,87 +4,35 @@ Reads the parts of the OpenTelemetry GenAI conventions, OpenAI (chat, completion
 and OpenInference. What has no chat form stays as it came; a text that is no message of any of them is a text. Reads no files.
 """
 
-import json
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from assay.traces.ending import argument_value, ends_run
+from assay.traces.importing.pydantic_ai import is_native, native_conversation, native_settings, native_tools
+from assay.traces.importing.tools import tools_of
+from assay.traces.importing.values import as_text, parsed
 
-__all__ = [
-    "answers_of",
-    "as_arguments",
-    "as_inputs",
-    "as_prediction",
-    "as_text",
-    "body_of",
-    "count_of",
-    "number_of",
-    "parsed",
-    "text_of",
-    "tools_of",
-    "usage_of",
-]
+__all__ = ["answers_of", "as_arguments", "as_inputs", "as_prediction", "body_of", "linked_choices", "text_of"]
 
 Message = dict[str, Any]
 _ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "model": "assistant", "function": "tool"}
-_FINISH = {"tool_call": "tool_calls", "tool_use": "tool_calls", "end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length"}
-_TOKENS = (
-    ("prompt_tokens", "input_tokens", "promptTokens", "inputTokens", "input", "promptTokenCount"),
-    ("completion_tokens", "output_tokens", "completionTokens", "outputTokens", "output", "candidatesTokenCount"),
-)
-_WRAPPED = ("message_content", "toolUse", "functionCall", "toolResult")  # OpenInference, Bedrock, Gemini
+_FINISH = {
+    "tool_call": "tool_calls",
+    "tool_use": "tool_calls",
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "max_tokens": "length",
+    "STOP": "stop",
+    "MAX_TOKENS": "length",
+    "SAFETY": "content_filter",
+}
+_CALLS = ("tool_call", "tool_use", "toolUse", "functionCall", "function_call")
+_RESULTS = ("tool_call_response", "tool_result", "toolResult", "function_call_output", "functionResponse", "function_response")
+_WRAPPED = ("message_content", "toolUse", "functionCall", "function_call", "toolResult", "functionResponse", "function_response")
 _SETTINGS = (
     "model", "temperature", "max_tokens", "max_completion_tokens", "top_p", "top_k", "seed", "stop", "n", "frequency_penalty",
     "presence_penalty", "tool_choice", "response_format", "parallel_tool_calls", "reasoning_effort", "logprobs", "top_logprobs",
 )  # fmt: skip
-
-
-def parsed(value: Any) -> Any:
-    """A text that is a JSON object or array as what it says; anything else as it is."""
-    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-    return value
-
-
-def as_text(value: Any) -> str:
-    """A text as it is, None as the empty text, anything else as JSON."""
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def number_of(value: Any) -> float | None:
-    """A finite number, or None; numbers written as text count, truth values do not."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
-
-
-def count_of(value: Any) -> int | None:
-    """A number of tokens that a column holds, or None."""
-    number = number_of(value)
-    return int(number) if number is not None and 0 <= number < 2**31 else None
-
-
-def usage_of(*told: Any) -> tuple[int | None, int | None]:
-    """Tokens of the prompt and of the completion, by the names of any API, from the first that tells them: a usage, or what holds one."""
-    for one in map(parsed, told):
-        inner = one.get("usage") if isinstance(one, dict) else None
-        usage = inner if isinstance(inner, dict) else one
-        if not isinstance(usage, dict):
-            continue
-        found = [next((count_of(usage[name]) for name in names if usage.get(name) is not None), None) for names in _TOKENS]
-        if found != [None, None]:
-            return found[0], found[1]
-    return None, None
 
 
 # -- messages
@@ -142,9 +90,9 @@ class _Parts:
             kind = part.get("type") if wrap == "message_content" else wrap
         if kind in ("text", "input_text", "output_text", None) and ("text" in part or "content" in part):
             self.content.append({"type": "text", "text": as_text(part["text"] if "text" in part else part["content"])})
-        elif kind in ("tool_call", "tool_use", "toolUse", "functionCall", "function_call"):
+        elif kind in _CALLS:
             self.calls.append(_call(part))
-        elif kind in ("tool_call_response", "tool_result", "toolResult", "function_call_output"):
+        elif kind in _RESULTS:
             found = next((part[key] for key in ("response", "result", "content", "output") if part.get(key) is not None), None)
             called = next((part[key] for key in ("id", "tool_use_id", "toolUseId", "call_id") if part.get(key)), "")
             self.results.append({"role": "tool", "tool_call_id": str(called), "content": _said(found)})
@@ -168,6 +116,9 @@ def _messages(told: Any, default: str) -> Iterator[Message]:
     if not isinstance(told, dict):
         yield {"role": default, "content": as_text(told)}
         return
+    if is_native(told):
+        yield from native_conversation([told])
+        return
     inner = told.get("message", told.get("kwargs") if "lc" in told else None)
     told = inner if isinstance(inner, dict) else told
     role = told.get("role") or (told.get("type") if told.get("type") != "message" else None) or default
@@ -178,7 +129,8 @@ def _messages(told: Any, default: str) -> Iterator[Message]:
         parts.take(part)
     calls = told.get("tool_calls")
     if isinstance(calls, list):
-        parts.calls += [_call(call) for call in calls if isinstance(call, dict)]
+        known = {call["id"] for call in parts.calls if call["id"]}  # some write calls both as parts and apart
+        parts.calls += [call for told_call in calls if isinstance(told_call, dict) and (call := _call(told_call))["id"] not in known]
     yield from parts.results
     if parts.results and not parts.content and not parts.calls:
         return
@@ -199,7 +151,7 @@ def _messages(told: Any, default: str) -> Iterator[Message]:
 def _is_message(value: Any) -> bool:
     if not isinstance(value, dict):
         return False
-    if isinstance(value.get("message"), dict) or "lc" in value:
+    if isinstance(value.get("message"), dict) or "lc" in value or is_native(value):
         return True
     return "role" in value or ("type" in value and ("content" in value or "call_id" in value))
 
@@ -212,8 +164,51 @@ def _conversation(value: Any) -> list[Message] | None:
         value = [value]
     if not isinstance(value, list) or not value or not all(_is_message(item) for item in value):
         return None
+    if all(map(is_native, value)):
+        return native_conversation(value)
+    value = [item for item in value if not _defines(item)]
     items = [{"role": "tool" if "output" in m else "assistant", "parts": [m]} if "call_id" in m else m for m in value]
-    return [message for item in items for message in _messages(item, "user")]
+    return _linked([message for item in items for message in _messages(item, "user")])
+
+
+def _defines(message: Any) -> bool:
+    """Whether this is a tool's definition, as Langfuse writes those that LangChain offered: in a message of role `tool`."""
+    if not isinstance(message, dict) or message.get("role") != "tool" or message.get("tool_call_id"):
+        return False
+    content = parsed(message.get("content"))
+    return isinstance(content, dict) and content.get("type") == "function" and isinstance(content.get("function"), dict)
+
+
+def _linked(messages: Sequence[Message]) -> list[Message]:
+    """Messages in which each tool call has an id and each result is that of a call: Gemini's calls have none, and belong to the results in
+    order. Results that stand there twice, as in Bedrock's events, are taken once."""
+    found: list[Message] = []
+    open_calls: list[str] = []
+    answered: set[str] = set()
+    number = 0
+    for message in messages:
+        if message["role"] == "tool":
+            called = message["tool_call_id"] or (open_calls[0] if open_calls else "")
+            if called in answered and called not in open_calls and any(m == {**message, "tool_call_id": called} for m in found):
+                continue
+            answered.add(called)
+            open_calls = [one for one in open_calls if one != called]
+            message = {**message, "tool_call_id": called}
+        for call in message.get("tool_calls") or ():
+            call["id"] = call["id"] or f"call_{number}"
+            open_calls.append(call["id"])
+            number += 1
+        found.append(message)
+    return found
+
+
+def linked_choices(messages: Sequence[Message], choices: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The choices of an answer, whose tool calls without an id have that which the next request gives them."""
+    before = sum(len(message.get("tool_calls") or ()) for message in messages)
+    for choice in choices:
+        for at, call in enumerate(choice["message"].get("tool_calls") or ()):
+            call["id"] = call["id"] or f"call_{before + at}"
+    return choices
 
 
 def body_of(value: Any) -> dict[str, Any]:
@@ -225,7 +220,11 @@ def body_of(value: Any) -> dict[str, Any]:
         given = told.get("args")
         return body_of(told.get("kwargs") or (given[0] if isinstance(given, list) and len(given) == 1 else given))
     if not isinstance(told, dict) or (_is_message(told) and "messages" not in told):
-        return {"messages": _conversation(told) or [{"role": "user", "content": value if isinstance(value, str) else as_text(told)}]}
+        tools = tools_of([message["content"] for message in told if _defines(message)]) if isinstance(told, list) else []
+        return {
+            **({"tools": tools} if tools else {}),
+            "messages": _conversation(told) or [{"role": "user", "content": value if isinstance(value, str) else as_text(told)}],
+        }
     keys = ("messages", "contents") if isinstance(value, str) else ("messages", "input", "contents", "prompt", "prompts")
     given = next((told[key] for key in keys if told.get(key) is not None), told["input"] if isinstance(told.get("input"), list) else None)
     if given is None:  # an object that somebody asked with
@@ -236,36 +235,14 @@ def body_of(value: Any) -> dict[str, Any]:
         found = [m for item in (given if isinstance(given, list) else [given]) for m in _messages(item, "user")]
     system = next((told[key] for key in ("system", "instructions", "system_instruction", "systemInstruction") if told.get(key)), None)
     if system is not None:
-        found = [*_messages({"role": "system", **(system if isinstance(system, dict) else {"content": system})}, "system"), *found]
-    settings = {key: told[key] for key in _SETTINGS if told.get(key) is not None}
-    tools = tools_of(told.get("tools"))
+        found = [*_messages({**(system if isinstance(system, dict) else {"content": system}), "role": "system"}, "system"), *found]
+    parameters = told.get("model_request_parameters")  # pydantic-ai's
+    own = {**(given_settings if isinstance(given_settings := told.get("model_settings"), dict) else {}), **native_settings(parameters), **told}
+    settings = {key: own[key] for key in _SETTINGS if own.get(key) is not None}
+    listed = [message["content"] for message in given if _defines(message)] if isinstance(given, list) else []
+    config = told.get("toolConfig")  # Bedrock's
+    tools = tools_of(told.get("tools") or (config.get("tools") if isinstance(config, dict) else None) or listed) or native_tools(parameters)
     return {**settings, "messages": found, **({"tools": tools} if tools else {})}
-
-
-# -- tools
-
-
-def tools_of(value: Any) -> list[dict[str, Any]]:
-    """Definitions of tools in OpenAI's form: nested, flat, Anthropic's, OpenInference's, or by name."""
-    told = parsed(value)
-    if isinstance(told, dict):
-        by_name = [(name, parsed(given)) for name, given in told.items()]
-        told = [{"name": name, **(given if isinstance(given, dict) else {"description": as_text(given)})} for name, given in by_name]
-    return [found for item in told for found in _tool(parsed(item))] if isinstance(told, list) else []
-
-
-def _tool(told: Any) -> Iterator[dict[str, Any]]:
-    if not isinstance(told, dict):
-        return
-    inner = told.get("tool")
-    if isinstance(inner, dict):
-        yield from _tool(parsed(inner.get("json_schema")) if inner.get("json_schema") else inner)
-    elif isinstance(told.get("function"), dict):
-        yield dict(told)
-    elif told.get("name"):
-        schema = next((parsed(told[key]) for key in ("parameters", "input_schema") if told.get(key)), None)
-        described = {"description": told["description"]} if told.get("description") else {}
-        yield {"type": "function", "function": {"name": told["name"], **described, **({"parameters": schema} if schema else {})}}
 
 
 # -- answers

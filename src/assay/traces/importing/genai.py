@@ -9,9 +9,11 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from assay.traces.importing.chat import answers_of, as_text, body_of, count_of, number_of, parsed, tools_of, usage_of
+from assay.traces.importing.chat import answers_of, body_of
 from assay.traces.importing.files import Part
 from assay.traces.importing.spans import LMCall, Mark, Span, ToolUse, Trace
+from assay.traces.importing.tools import tools_of
+from assay.traces.importing.values import as_text, count_of, number_of, parsed, usage_of
 
 __all__ = ["trace_of"]
 
@@ -20,7 +22,7 @@ Event = tuple[str, dict[str, Any]]  # name, what it says
 _CALLS = {"chat", "text_completion", "generate_content"}  # gen_ai.operation.name of LM calls
 _KINDS = ("openinference.span.kind", "langfuse.observation.type", "mlflow.spanType", "traceloop.span.kind")
 _LM_KINDS = {"llm", "generation", "chat_model"}
-_INPUTS = ("input.value", "langfuse.observation.input", "langfuse.trace.input", "mlflow.spanInputs", "traceloop.entity.input")
+_INPUTS = ("input.value", "langfuse.observation.input", "langfuse.trace.input", "mlflow.spanInputs", "traceloop.entity.input", "request_data")
 _OUTPUTS = ("output.value", "langfuse.observation.output", "langfuse.trace.output", "mlflow.spanOutputs", "traceloop.entity.output")
 _JSON = ("mlflow.", "traceloop.entity.")  # their values are JSON, texts included
 _MODEL = ("gen_ai.request.model", "langfuse.observation.model.name", "mlflow.llm.model", "llm.model_name")
@@ -56,11 +58,34 @@ def trace_of(trace_id: str, parts: Iterable[Part]) -> Trace:
         events = [*((name, told) for name, told in row["events"]), *logged.get(row["id"], ())]
         found.spans.append(_span(row["id"] or f"#{number}", part.where, row, events))
         found.marks += [_mark(told, part.where) for name, told in events if name == "gen_ai.evaluation.result"]
+    found.spans = _joined_streams(found.spans, {part.value["id"]: part.value["attributes"] for part in spans})
     top = sorted(spans, key=lambda part: bool(part.value["parent"]))  # what the root says of the trace goes first
     told = [{**part.value["resource"], **part.value["attributes"]} for part in top]
     found.user, found.tenant, found.session = (_said(told, names) for names in (_USER, _TENANT, _SESSION))
     found.program, found.version = _said(told[:1], _PROGRAM) or "", _said(told, ("service.version",)) or ""
     return found
+
+
+def _joined_streams(spans: list[Span], attributes: Mapping[str, Attributes]) -> list[Span]:
+    """Logfire records a stream as a span of the request and, when it has ended, a log beside it with the answer: one call."""
+    kinds = {span.id: attributes.get(span.id, {}).get("logfire.span_type") for span in spans}
+    found = [span for span in spans if kinds[span.id] != "pending_span"]
+    for log in [span for span in found if kinds[span.id] == "log" and isinstance(span.does, LMCall)]:
+        began = (log.start or 0.0) - (number_of(attributes[log.id].get("duration")) or 0.0)  # when the request's span ended
+        asked = [span for span in found if kinds[span.id] == "span" and span.parent == log.parent and _awaits(span, log)]
+        if asked:
+            one = min(asked, key=lambda span: abs((span.end or 0.0) - began))
+            one.does, one.end, one.error = log.does, log.start, one.error or log.error
+            found.remove(log)
+    return found
+
+
+def _awaits(span: Span, log: Span) -> bool:
+    """Whether a span asked what a log answers, and has no answer yet."""
+    asked, answered = span.does, log.does
+    if not isinstance(asked, LMCall) or not isinstance(answered, LMCall) or asked.choices:
+        return False
+    return asked.body["messages"] == answered.body["messages"] and (span.start or 0.0) <= (log.start or 0.0)
 
 
 def _said(told: Iterable[Attributes], names: Iterable[str]) -> str | None:
@@ -172,7 +197,15 @@ def _answer(attributes: Attributes, events: list[Event]) -> Any:
     if found := _indexed(attributes, "gen_ai.completion") or _indexed(attributes, "llm.output_messages"):
         return found
     told = (payload.get("gen_ai.completion") for name, payload in events if name == "gen_ai.content.completion")
-    return next(told, attributes.get("gen_ai.completion"))
+    return next(told, attributes.get("gen_ai.completion", _logfire_answer(attributes)))
+
+
+def _logfire_answer(attributes: Attributes) -> Any:
+    """What logfire wrote before it followed the conventions: the message, or the text of a stream."""
+    told = parsed(attributes.get("response_data"))
+    if not isinstance(told, dict):
+        return None
+    return [{"message": told["message"]}] if isinstance(told.get("message"), dict) else told.get("combined_chunk_content")
 
 
 def _choice(payload: dict[str, Any]) -> dict[str, Any]:
@@ -244,10 +277,11 @@ def _tool(span_name: str, attributes: Attributes, events: list[Event]) -> ToolUs
     told = {name: _payload(payload) for name, payload in events}
     asked, answered = told.get("gen_ai.tool.message", {}), told.get("gen_ai.choice", {})
     name = _first(attributes, ("gen_ai.tool.name", "tool.name", "traceloop.entity.name")) or span_name.removeprefix("execute_tool ")
+    call_id = _first(attributes, ("gen_ai.tool.call.id", "tool_call.id", "langfuse.observation.metadata.tool_call_id"))
     arguments = _first(attributes, ("gen_ai.tool.call.arguments", "tool.parameters", *_INPUTS))
     result = _first(attributes, ("gen_ai.tool.call.result", *_OUTPUTS))
     return ToolUse(
-        name=as_text(name), call_id=as_text(_first(attributes, ("gen_ai.tool.call.id", "tool_call.id")) or asked.get("id")),
+        name=as_text(name), call_id=as_text(call_id or asked.get("id")),
         arguments=asked.get("content") if arguments is None else arguments,
         result=answered.get("message", answered.get("content")) if result is None else result,
     )  # fmt: skip

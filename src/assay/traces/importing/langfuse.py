@@ -8,9 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from assay.traces.importing.chat import answers_of, as_text, body_of, count_of, number_of, parsed, tools_of, usage_of
+from assay.traces.importing.chat import answers_of, body_of
 from assay.traces.importing.files import Part, Row, Skipped, Sorted
 from assay.traces.importing.spans import LMCall, Mark, Span, ToolUse, Trace
+from assay.traces.importing.tools import tools_of
+from assay.traces.importing.values import as_text, count_of, number_of, parsed, usage_of
 
 __all__ = ["take", "trace_of"]
 

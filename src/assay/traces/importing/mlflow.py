@@ -7,9 +7,11 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from assay.traces.importing.chat import answers_of, as_text, body_of, number_of, parsed, tools_of, usage_of
+from assay.traces.importing.chat import answers_of, body_of
 from assay.traces.importing.files import Part, Row, Skipped, Sorted
 from assay.traces.importing.spans import LMCall, Mark, Span, ToolUse, Trace
+from assay.traces.importing.tools import tools_of
+from assay.traces.importing.values import as_text, number_of, parsed, usage_of
 
 __all__ = ["take", "trace_of"]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import DataError, MissingExtra
-from assay.traces.importing.chat import as_text, number_of
 from assay.traces.importing.files import Row, Skipped, Sorted, is_text, json_rows
+from assay.traces.importing.values import as_text, number_of
 
 __all__ = ["rows", "take"]
 

@@ -13,8 +13,10 @@ from assay.datasets.tasks import content_hash
 from assay.errors import FailureKind
 from assay.traces.dialects import answer_of
 from assay.traces.ending import final_answer, prediction_of
-from assay.traces.importing.chat import as_arguments, as_inputs, as_prediction, as_text, parsed, text_of
+from assay.traces.importing.chat import as_arguments, as_inputs, linked_choices, text_of
+from assay.traces.importing.envelopes import unwrapped
 from assay.traces.importing.files import Skipped
+from assay.traces.importing.values import as_text, parsed
 from assay.traces.records import Rollout, ToolCall, Transition, Verdict
 
 __all__ = ["Imported", "LMCall", "Mark", "Span", "ToolUse", "Trace", "answer_in", "rollout_id", "to_rollout"]
@@ -199,6 +201,7 @@ def _around(span: Span, parents: dict[str, Span]) -> list[Span]:
 
 def _transition(t: int, span: Span, call: LMCall) -> Transition:
     model = as_text(call.body.get("model")) or call.answered_by
+    linked_choices(call.body["messages"], call.choices)
     counts = {"prompt_tokens": call.prompt_tokens, "completion_tokens": call.completion_tokens}
     usage = {name: count for name, count in counts.items() if count is not None}
     known = {"id": call.response_id, "model": call.answered_by or model, "choices": call.choices, "usage": usage}
@@ -223,9 +226,9 @@ def _ends(trace: Trace, root: Span, first: LMCall) -> tuple[dict[str, Any], dict
 
     Where nobody recorded what went in, it is what the first LM call was sent: inputs are what sealed tasks are known by. What an LM call
     came out with is read with the others (`answer_in`)."""
-    inputs, outputs = as_inputs(trace.inputs), as_prediction(trace.outputs)
+    inputs, outputs = as_inputs(trace.inputs), unwrapped(trace.outputs)
     if not isinstance(root.does, LMCall):
-        inputs, outputs = inputs or as_inputs(root.inputs), outputs or as_prediction(root.outputs)
+        inputs, outputs = inputs or as_inputs(root.inputs), outputs or unwrapped(root.outputs)
     return inputs or as_inputs(first.body["messages"]), outputs
 
 
@@ -280,6 +283,9 @@ def _answers(transitions: Sequence[Transition]) -> Any:
 
 
 def _record(name: str, arguments: Any, result: Any, error: str | None) -> ToolCall:
+    given = parsed(result)
+    if isinstance(given, dict) and given.get("type") == "tool" and "content" in given:  # LangChain's ToolMessage
+        result = text_of(given["content"])
     said = None if error is not None or result is None else as_text(result)[:_TEXT]
     return ToolCall(name=name, arguments=as_arguments(parsed(arguments)), result=said, error=error)
 
