@@ -29,7 +29,7 @@ FLOORS = [
     "api",
     "cli",
 ]
-LOWEST = ("errors", "lazy", "reprs", "sourcecode", "sourcefiles", "datasets", "models")
+LOWEST = ("errors", "scrubbing", "lazy", "reprs", "sourcecode", "sourcefiles", "datasets", "models")
 RANK = {name: index for index, name in enumerate(FLOORS)} | dict.fromkeys(LOWEST, 0)
 
 

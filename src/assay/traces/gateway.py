@@ -23,12 +23,12 @@ from aiohttp import web
 from assay.errors import AssayError, ConfigError, FailureKind, StoreError, UnknownRollout
 from assay.models.failures import failure_of_call
 from assay.models.roles import is_embedded
+from assay.scrubbing import know, message, said
 from assay.traces.access import LOOPBACK, Access, Refused
 from assay.traces.conversation import Asked
 from assay.traces.dialects import DIALECTS
-from assay.traces.headers import KEYS
 from assay.traces.live import Live, LiveRollouts, check_status, rollout_id_of
-from assay.traces.passing import Passed, is_constrained, json_body, pass_on, storable
+from assay.traces.passing import Passed, is_constrained, json_body, pass_on, sent_secrets, storable
 from assay.traces.records import Rollout, Transition
 from assay.traces.relay import Relay, inner_path
 from assay.traces.store import Store
@@ -69,6 +69,7 @@ class Gateway:
         one_server: bool = False,
     ) -> None:
         self.access = Access(key, host=host, names=names)
+        know(self.access.key)
         self.store, self.upstream, self.max_body = store, upstream, max_body
         self.one_server = one_server
         self.rollouts = LiveRollouts(store, run_id=run_id, idle_s=idle_s)
@@ -183,8 +184,9 @@ class Gateway:
         except web.HTTPException as error:
             return _error(error.status, error.reason)
         except Exception as error:
-            _LOG.error("%s %s: %s: %s", request.method, request.path, type(error).__name__, error)
-            return _error(500, f"{type(error).__name__}: {str(error)[:300]}")
+            told = said(error, sent_secrets(request))
+            _LOG.error("%s %s: %s", request.method, message(inner_path(request)), told)
+            return _error(500, told[:300])
 
     def _admit(self, request: web.Request) -> None:
         """Raises `Refused` where a request may not be made: by its host, the page it comes from, or its key."""
@@ -211,16 +213,17 @@ class Gateway:
     async def _call(self, dialect: str, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
         body = json_body(raw)
-        asked = Asked(dialect, body, request.headers)
+        passed, secrets = Passed(), sent_secrets(request)
+        kept, passed.secrets = storable(body, secrets), secrets
+        asked = Asked(dialect, kept, request.headers)
         live = await self._rollout_of(request, asked)
         turn = self.rollouts.asked(live, asked)
         transition = Transition(
             t=turn, model=live.upstream.name, weights=live.upstream.weights, adapters=tuple(live.upstream.adapters),
-            request={"dialect": dialect, "body": storable(body)}, started_at=time.time(), constrained=is_constrained(body),
+            request={"dialect": dialect, "body": kept}, started_at=time.time(), constrained=is_constrained(body),
         )  # fmt: skip
         self.asked += 1
-        passed, clock = Passed(), time.perf_counter()
-        passed.secrets = [sent for sent in (_sent_key(request), *map(request.headers.get, KEYS)) if sent]
+        clock = time.perf_counter()
 
         def keep() -> None:
             if not passed.kept:
@@ -242,12 +245,12 @@ class Gateway:
             raise
         except Exception as error:  # of the upstream; aiohttp's client errors are no OSErrors all of them
             kind = failure_of_call(error)
-            passed.fail(f"{type(error).__name__}: {error}", kind)
+            passed.fail(said(error, secrets), kind)
             if passed.response is None:
                 return _error(_STATUS.get(kind, 502), f"the upstream does not answer: {type(error).__name__}", rollout=live.rollout.id)
             if isinstance(error, OSError):
                 raise
-            raise ConnectionResetError(str(error)) from error
+            raise ConnectionResetError(said(error, secrets)) from error
         finally:
             keep()
             ends = request.headers.get("x-assay-end", "0").lower() not in ("", "0", "false", "no")
@@ -276,16 +279,13 @@ class Gateway:
     def _keep(self, live: Live, transition: Transition, asked: Asked, passed: "Passed") -> None:
         """A call that has ended becomes a transition. What cannot be read of it is kept as text with an error, never dropped."""
         answer, response_id = passed.answer(asked.dialect, transition)
-        if transition.error is not None:  # servers say back what they were sent
-            for secret in (*passed.secrets, getattr(live.upstream, "key", None) or ""):
-                transition.error = transition.error.replace(secret, "[key]") if len(secret) > 3 else transition.error
         transition.cost_usd = live.upstream.price_usd
         try:
             again = not 400 <= passed.status < 500 or passed.status in (408, 409, 429)
             self.rollouts.answered(live, transition, asked, answer, response_id, again=again)
             self.stored += 1
         except Exception as error:  # the caller has its answer; the audit will say that this one is missing
-            _LOG.error("a call could not be stored: %s: %s", type(error).__name__, error)
+            _LOG.error("a call could not be stored: %s", said(error, passed.secrets))
 
     # -- rollouts over HTTP
 
@@ -398,7 +398,8 @@ class Gateway:
         return _error(404, f"{path} is not spoken here: there are {', '.join(DIALECTS.values())}")
 
     def _count_refused(self, path: str) -> None:
-        name = path[:200] if path in self.past or len(self.past) < 100 else "other"
+        path = message(path)[:200]
+        name = path if path in self.past or len(self.past) < 100 else "other"
         self.past[name] = self.past.get(name, 0) + 1
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -444,12 +445,7 @@ def _text_or_none(value: Any) -> str | None:
     return value
 
 
-def _sent_key(request: web.Request) -> str:
-    bearer = request.headers.get("Authorization", "")
-    return bearer[7:].strip() if bearer[:7].lower() == "bearer " else request.headers.get("x-api-key", "")
-
-
-def _error(status: int, message: str, *, rollout: str | None = None, headers: Mapping[str, str] | None = None) -> web.Response:
+def _error(status: int, text: str, *, rollout: str | None = None, headers: Mapping[str, str] | None = None) -> web.Response:
     headers = {**(headers or {}), **({"x-assay-rollout": rollout} if rollout else {})}
-    told = {"type": "error", "error": {"message": message, "type": "assay_gateway", "code": status}}
+    told = {"type": "error", "error": {"message": message(text), "type": "assay_gateway", "code": status}}
     return web.json_response(told, status=status, headers=headers)

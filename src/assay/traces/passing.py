@@ -10,26 +10,49 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from assay.errors import ConfigError, FailureKind
+from assay.scrubbing import credentials_in, fields, is_credential, known, message
 from assay.traces.dialects import Answer, answer_of, error_in, is_context_error, told_error
 from assay.traces.events import read_events
 from assay.traces.records import Transition
 
-__all__ = ["Passed", "is_constrained", "json_body", "pass_on", "storable"]
+__all__ = ["Passed", "is_constrained", "json_body", "pass_on", "sent_secrets", "storable"]
 
 _DEEPEST = 200  # of a request: what trainers and databases read
 _KEPT = 64 << 20  # bytes of one answer that are kept
 _LAST = re.compile(rb"\n(?:data: ?\[DONE\]|event: ?(?:message_stop|response\.(?:completed|incomplete|failed)))")  # a stream's last event
 # In a chat's chunk, after which come the usage and the end. Some servers send "" until then.
 _FINISH = re.compile(rb'"finish_reason"\s*:\s*"[^"]')
+_KEY_HEADER = re.compile(r"auth|key|token|secret|cookie|passw|credential|signature", re.I)
+_KEY_ARGUMENTS = ("key", "sig", "signature", "code")
 _SECRETS = ("api_key", "api_base", "base_url", "headers", "extra_headers")  # some clients put these into a body
 
 
-def storable(body: dict[str, Any]) -> dict[str, Any]:
-    """A request's body without what names a server or a key."""
+def storable(body: dict[str, Any], secrets: list[str]) -> dict[str, Any]:
+    """A request's body without what names a server or a key.
+
+    Args:
+        secrets: those that came with the request; what the body's fields hold is added, as servers say back what they were sent.
+    """
+    for part in (body, body.get("extra_body")):
+        if isinstance(part, dict):
+            fields({key: part[key] for key in _SECRETS if key in part}, found=secrets)
     kept = {key: value for key, value in body.items() if key not in _SECRETS}
     if isinstance(extra := kept.get("extra_body"), dict):
         kept["extra_body"] = {key: value for key, value in extra.items() if key not in _SECRETS}
-    return kept
+    bare: dict[str, Any] = fields(kept, secrets, found=secrets)
+    return bare
+
+
+def sent_secrets(request: web.Request) -> list[str]:
+    """The keys that came with a request, in its headers and its address."""
+    found: list[str] = []
+    for name, value in request.headers.items():
+        if _KEY_HEADER.search(name):
+            found += credentials_in(value)
+            if "cookie" in name.lower():
+                found += [part.partition("=")[2].strip() for part in value.split(";")]
+    found += [value for name, value in request.query.items() if is_credential(name) or name.lower() in _KEY_ARGUMENTS]
+    return [secret for secret in found if secret]
 
 
 class Passed:
@@ -43,7 +66,7 @@ class Passed:
         self.error: str | None = None
         self.failure: FailureKind | None = None
         self.left = False  # the client went away
-        self.secrets: list[str] = []  # what may be said back in an error
+        self.secrets: list[str] = []  # what came with the request and may be said back
         self.response: web.StreamResponse | None = None
 
     def see(self, chunk: bytes) -> bool:
@@ -70,7 +93,7 @@ class Passed:
         events = list(self._events())
         broken = next((found for event in events if (found := told_error(event))), None)
         if broken is not None:
-            self.fail(f"the upstream: {json.dumps(broken)[:500]}", FailureKind.CONTEXT if is_context_error(broken) else FailureKind.MODEL)
+            self.fail(f"the upstream: {self._shown(json.dumps(broken))}", FailureKind.CONTEXT if is_context_error(broken) else FailureKind.MODEL)
         body, complete = read_events(dialect, events)
         return body, complete and self.size <= _KEPT
 
@@ -92,7 +115,11 @@ class Passed:
     def fail(self, error: str, kind: FailureKind) -> None:
         """Notes what went wrong; what was noted first stays."""
         if self.error is None:
-            self.error, self.failure = error, kind
+            self.error, self.failure = message(error, self.secrets), kind
+
+    def _shown(self, text: str) -> str:
+        """The beginning of what a server said; a key is taken out before it could be cut in two."""
+        return message(text[:20_000], self.secrets)[:500]
 
     def answer(self, dialect: str, transition: Transition) -> tuple[Answer | None, str | None]:
         """Puts what went by into a transition, failures with their kind; gives the answer, unless it failed, and the response's id."""
@@ -103,11 +130,11 @@ class Passed:
                 self.error = self.failure = None  # many close the connection at the last event
             if body is not None:
                 response_id = body.get("id") if dialect in ("responses", "messages") else None
-                answer = _fill(transition, dialect, body)
+                answer = _fill(transition, dialect, fields(body, self.secrets))
             self._judge(dialect, body, complete)
         except Exception as error:
             self.fail(f"the answer could not be read: {error}", FailureKind.MODEL)
-            transition.output = self.text[:20_000]
+            transition.output = known(self.text[:20_000], self.secrets)
         transition.error, transition.failure = self.error, self.failure
         return answer if self.error is None else None, response_id
 
@@ -118,10 +145,10 @@ class Passed:
             error = (told_error(told) or told) if isinstance(told, dict) else None
             timed_out = self.status in (408, 504)
             kind = FailureKind.CONTEXT if is_context_error(error) else FailureKind.TIMEOUT if timed_out else FailureKind.MODEL
-            self.fail(f"HTTP {self.status}: {self.text[:500]}", kind)
+            self.fail(f"HTTP {self.status}: {self._shown(self.text)}", kind)
         elif body is not None and (found := error_in(dialect, body)) is not None:
             kind = FailureKind.CONTEXT if is_context_error(found) else FailureKind.MODEL
-            self.fail(f"the upstream answered {json.dumps(found, default=str)[:500]}", kind)
+            self.fail(f"the upstream answered {self._shown(json.dumps(found, default=str))}", kind)
         elif not complete:
             self.fail("the answer was not complete", FailureKind.MODEL)
         elif body is None:

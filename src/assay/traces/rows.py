@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from assay.errors import FailureKind
+from assay.scrubbing import all_known, fields, message, without
 from assay.traces.records import Rollout, ToolCall, Transition, Verdict
 
 __all__ = ["as_json", "clean", "rollout_of", "rollout_row", "transition_of", "transition_row"]
@@ -19,6 +20,7 @@ _ROLLOUT_COLUMNS = {name: f"{name}_json" for name in _ROLLOUT_NAMES}
 _TRANSITION_COLUMNS = {name: f"{name}_json" for name in _TRANSITION_NAMES}
 _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # of a text, and not the letters of one that speaks of it
 _RECORDS = ("tools", "verdicts", "early_tools")
+_WITH_FIELDS = ("request", "response", "metadata", "tools", "early_tools")  # others are a task's and its answer's own fields
 
 
 def as_json(value: Any) -> str:
@@ -46,31 +48,39 @@ def clean(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def rollout_row(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _written(name: str, value: Any, secrets: Sequence[str]) -> str:
+    """A field as the JSON text of its column, without secrets: of requests, answers and metadata also those that only their names tell."""
+    parts = [vars(part) for part in value] if name in _RECORDS else value
+    bare = fields(parts, texts=name in _RECORDS, known_too=False) if name in _WITH_FIELDS else parts
+    return without(as_json(bare), secrets)
+
+
+def rollout_row(values: Mapping[str, Any]) -> dict[str, Any]:
     """The row of a rollout with these fields; its transitions are rows of their own."""
-    row = _row(fields, _ROLLOUT_COLUMNS)
+    row = _row(values, _ROLLOUT_COLUMNS)
     del row["transitions"]
     return row
 
 
-def transition_row(fields: Mapping[str, Any]) -> dict[str, Any]:
+def transition_row(values: Mapping[str, Any]) -> dict[str, Any]:
     """The row of a transition with these fields, without its rollout's id."""
-    return _row(fields, _TRANSITION_COLUMNS)
+    return _row(values, _TRANSITION_COLUMNS)
 
 
-def _row(fields: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+def _row(values: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
     row: dict[str, Any] = {}
-    for name, value in fields.items():
+    secrets = all_known()
+    for name, value in values.items():
         column = columns.get(name)
         if value is None:
             row[column or name] = None
         elif column is not None:
             if value:
-                row[column] = as_json([vars(part) for part in value] if name in _RECORDS else value)
+                row[column] = _written(name, value, secrets)
             else:  # an empty mapping or sequence, as most are
                 row[column] = "{}" if isinstance(value, dict) else "[]"
         elif isinstance(value, str):
-            row[name] = clean(value)
+            row[name] = clean(message(value) if name == "error" else without(value, secrets))
         else:
             row[name] = None if isinstance(value, float) and not math.isfinite(value) else value
     return row

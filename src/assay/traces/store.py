@@ -18,6 +18,7 @@ import sqlalchemy as sa
 
 from assay.errors import ConfigError, MissingExtra, StoreError, UnknownRollout
 from assay.models.meter import Usage
+from assay.scrubbing import fields, know, known, message
 from assay.traces import counts, schema
 from assay.traces.changes import make_changes
 from assay.traces.location import store_url
@@ -54,6 +55,13 @@ def shown_url(url: str) -> str:
     return sa.engine.make_url(url).render_as_string(hide_password=True) if "://" in url else url
 
 
+def _password_of(url: str) -> str | None:
+    try:
+        return sa.engine.make_url(url).password
+    except sa.exc.ArgumentError:  # said when it is opened
+        return None
+
+
 class Store:
     """Rollouts and transitions, for any number of threads and processes.
 
@@ -63,6 +71,7 @@ class Store:
 
     def __init__(self, where: str | Path | None = None) -> None:
         self.url = store_url(where)
+        know(_password_of(self.url))
         self.dropped = 0  # rows the database refused (a full disk); the run goes on and says so
         self.dropped_calls = 0  # transitions among them
         self._spill = Spill(self._spill_path(), _SPILLED)
@@ -109,8 +118,8 @@ class Store:
             interim: the rollout is put again soon, so its row is made only if it is written before: of its fields as they are now, whose
                 contents may have changed by then.
         """
-        fields = {**vars(rollout), "transitions": None}
-        self._writer.put("rollouts", rollout.id, partial(rollout_row, fields) if interim else rollout_row(fields))
+        values = {**vars(rollout), "transitions": None}
+        self._writer.put("rollouts", rollout.id, partial(rollout_row, values) if interim else rollout_row(values))
 
     def put_changes(self, rollout: Rollout, *, without: Collection[str] = ()) -> None:
         """Changes the row of a rollout that was put before, but for some fields: what they held need not stay in memory."""
@@ -144,8 +153,9 @@ class Store:
     ) -> None:  # fmt: skip
         """Inserts or replaces the row of a run (`status`: running, done, stopped, failed)."""
         ended = None if status == "running" else time.time()
-        row = {"id": run_id, "kind": kind, "config": as_json(config), "status": status, "unseen": unrecorded.calls}
-        self._writer.put("runs", run_id, {**row, "unrecorded_reason": unrecorded.reason, "started_at": started_at, "ended_at": ended})
+        reason = None if unrecorded.reason is None else message(unrecorded.reason)
+        row = {"id": run_id, "kind": kind, "config": as_json(fields(config)), "status": status, "unseen": unrecorded.calls}
+        self._writer.put("runs", run_id, {**row, "unrecorded_reason": reason, "started_at": started_at, "ended_at": ended})
 
     def flush(self, timeout_s: float = 60.0) -> None:
         """Returns once everything put before is committed.
@@ -154,7 +164,7 @@ class Store:
             StoreError: the database refused rows, or did not answer in time.
         """
         if not self._writer.alive:
-            raise StoreError(f"the writer of the store {self.url!r} has ended; rows that were waiting are lost")
+            raise StoreError(f"the writer of the store {shown_url(self.url)!r} has ended; rows that were waiting are lost")
         if not self._writer.flush(timeout_s):
             where = f" {self._spill.rows} wait in {self._spill.path} and are written when the store is opened again." if self._spill.rows else ""
             told = f": {self._error}." if self._error else "."
@@ -287,8 +297,8 @@ class Store:
             StoreError: the database refused it.
         """
         row = {
-            "question": question, "item_id": item_id, "rater": clean(rater)[:200], "label": clean(label), "rationale": clean(rationale),
-            "shown_json": as_json(shown), "rollout_id": rollout_id, "created_at": time.time(),
+            "question": question, "item_id": item_id, "rater": clean(rater)[:200], "label": clean(label), "rationale": clean(known(rationale)),
+            "shown_json": known(as_json(shown)), "rollout_id": rollout_id, "created_at": time.time(),
         }  # fmt: skip
         self._now(schema.labels, row)
 

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 import aiohttp
+from multidict import CIMultiDict
 from yarl import URL
 
 from assay.errors import ConfigError, FailureKind, MissingExtra
@@ -21,6 +22,7 @@ from assay.models.failures import failure_of_call
 from assay.models.redirects import no_redirects
 from assay.models.roles import check_address, is_embedded
 from assay.models.transports import accounted
+from assay.scrubbing import MARK, fields, know, known, message
 from assay.traces.dialects import DIALECTS
 from assay.traces.headers import KEYS, request_headers, response_headers
 
@@ -80,6 +82,9 @@ class HttpUpstream:
     other: "LitellmUpstream | None" = None  # answers the dialects that the server does not speak
     _session: aiohttp.ClientSession | None = field(default=None, repr=False)
 
+    def __post_init__(self) -> None:
+        know(self.key)
+
     @asynccontextmanager
     async def ask(
         self, dialect: str, body: dict[str, Any], raw: bytes, headers: Mapping[str, str], query: str = "", path: str = ""
@@ -107,7 +112,7 @@ class HttpUpstream:
         with accounted():  # the gateway records it
             answer = await self._request("POST", path, query, {"Content-Type": "application/json", **headers}, data, lent=True)
         async with answer:
-            yield _reply(answer)
+            yield _reply(answer, self.key)
 
     @asynccontextmanager
     async def relay(self, method: str, path: str, query: str, headers: Mapping[str, str], data: Any, *, lent: bool) -> AsyncIterator[Reply]:
@@ -119,7 +124,7 @@ class HttpUpstream:
         with accounted():  # the gateway counts it
             answer = await self._request(method, path, query, headers, data, lent=lent)
         async with answer:
-            yield _reply(answer)
+            yield _reply(answer, self.key)
 
     async def _request(self, method: str, path: str, query: str, headers: Mapping[str, str], data: Any, *, lent: bool) -> aiohttp.ClientResponse:
         address = URL(self.base + path + (f"?{query}" if query else ""), encoded=True)
@@ -156,6 +161,11 @@ class LitellmUpstream:
     adapters: tuple[str, ...] = ()
     price_usd: float | None = None
 
+    def __post_init__(self) -> None:
+        keys: list[str] = []
+        fields(dict(self.client), found=keys)
+        know(*keys)
+
     @asynccontextmanager
     async def ask(
         self, dialect: str, body: dict[str, Any], raw: bytes, headers: Mapping[str, str], query: str = "", path: str = ""
@@ -169,14 +179,14 @@ class LitellmUpstream:
                 answer = await call(**{**asked, **self.client, "model": self.name, "num_retries": 0})
         except Exception as error:
             status = _STATUS.get(failure_of_call(error)) or int(getattr(error, "status_code", 0) or 500)
-            told = {"error": {"message": str(error), "type": type(error).__name__, "code": status}}
+            told = {"error": {"message": message(str(error)), "type": type(error).__name__, "code": status}}
             retry = getattr(getattr(error, "response", None), "headers", {}).get("retry-after")
             yield Reply(status, {"Content-Type": "application/json", **({"Retry-After": retry} if retry else {})}, _once(json.dumps(told).encode()))
             return
         if body.get("stream"):
             yield Reply(200, {"Content-Type": "text/event-stream"}, _events(dialect, answer))
         else:
-            yield Reply(200, {"Content-Type": "application/json"}, _once(json.dumps(_plain(answer), default=str).encode()))
+            yield Reply(200, {"Content-Type": "application/json"}, _once(known(json.dumps(_plain(answer), default=str)).encode()))
 
     def models(self) -> dict[str, Any]:
         """The list of models that it has."""
@@ -193,13 +203,33 @@ def _litellm(dialect: str) -> Any:
 
     if dialect not in ("chat", "completions") and importlib.util.find_spec("mcp") is None:
         raise MissingExtra("mcp", "serve")  # litellm's own translation of Responses and Anthropic messages wants it
+    know(*(value for name, value in vars(litellm).items() if name.endswith(("_key", "_token")) and isinstance(value, str)))
     return litellm
 
 
-def _reply(answer: aiohttp.ClientResponse) -> Reply:
+def _reply(answer: aiohttp.ClientResponse, key: str | None) -> Reply:
     if answer.status in (301, 302, 303, 307, 308):
         return _redirected(answer)
-    return Reply(answer.status, response_headers(answer.headers), answer.content.iter_any())
+    headers = response_headers(answer.headers)
+    chunks: AsyncIterator[bytes] = answer.content.iter_any()
+    if not key:
+        return Reply(answer.status, headers, chunks)
+    # The key is not the caller's: a server that says it back must not tell it.
+    headers = CIMultiDict((name, value.replace(key, MARK)) for name, value in headers.items())
+    return Reply(answer.status, headers, _without(chunks, key.encode()))
+
+
+async def _without(chunks: AsyncIterator[bytes], key: bytes) -> AsyncIterator[bytes]:
+    """The same bytes without a key, also where it comes in two parts: what may be its beginning waits for the next part."""
+    held = b""
+    async for chunk in chunks:
+        data = (held + chunk).replace(key, MARK.encode())
+        waits = next((n for n in range(min(len(key) - 1, len(data)), 0, -1) if data.endswith(key[:n])), 0)
+        held = data[len(data) - waits :]
+        if waits < len(data):
+            yield data[: len(data) - waits]
+    if held:
+        yield held
 
 
 def _redirected(answer: aiohttp.ClientResponse) -> Reply:
@@ -224,11 +254,11 @@ async def _once(data: bytes) -> AsyncIterator[bytes]:
 async def _events(dialect: str, answer: Any) -> AsyncIterator[bytes]:
     async for event in answer:
         if isinstance(event, bytes | str):  # already as it goes over the wire
-            yield event.encode() if isinstance(event, str) else event
+            yield known(event if isinstance(event, str) else event.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
             continue
         data = _plain(event)
         head = f"event: {data.get('type')}\n" if dialect in ("responses", "messages") else ""
-        yield f"{head}data: {json.dumps(data, default=str)}\n\n".encode()
+        yield f"{head}data: {known(json.dumps(data, default=str))}\n\n".encode()
     if dialect in ("chat", "completions"):
         yield b"data: [DONE]\n\n"
 
