@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,6 +40,19 @@ class QA(dspy.Module):
         import late
         said = self.answer(question=question)
         return dspy.Prediction(answer=f"{PREFIX}{late.mark()}{deep.mark()}{self.k} {said.answer}")
+"""
+
+
+PLAIN = """
+import dspy
+
+class QA(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.answer = dspy.Predict("question -> answer")
+
+    def forward(self, question):
+        return self.answer(question=question)
 """
 
 
@@ -309,6 +323,67 @@ def test_a_loaded_program_runs_async_streams_and_brings_its_model(tmp_path: Path
         with dspy.context(lm=own):  # what is set in DSPy comes first
             assert loaded(question="?").answer.endswith(" 4")
         assert own.scripted.calls == 1
+
+
+FRUITS = ("apple", "pear", "plum", "fig")
+
+
+def as_shown(request: Any) -> str:
+    """Says what the last demonstration says; without one, nothing that is right."""
+    shown = [message.text for message in request.messages if message.role == "assistant"]
+    return json.dumps({"answer": json.loads(shown[-1])["answer"] if shown else "?"})
+
+
+def nearest_winner(folder: Path) -> Any:
+    """A loaded program whose artifact shows the nearest demonstration: to "apple again" that of "apple now", whose answer is "APPLE …"."""
+    (folder / "p").mkdir()
+    (folder / "p" / "p.py").write_text(PLAIN)
+    (folder / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
+    given = [
+        {"question": f"{fruit} {split}", "answer": " ".join([fruit.upper()] * 12), "split": split}
+        for split in ("train", "val", "gate", "test") for fruit in FRUITS
+    ]  # fmt: skip
+    (folder / "d.jsonl").write_text("\n".join(json.dumps(row) for row in given))
+    report = assay.compile(
+        f"{folder}/p/p.py:QA", rubric=folder / "r.yaml", data=folder / "d.jsonl", lm=scripted_lm(as_shown), optimizer="knn", demos=1, adapter="json",
+        out=folder / "artifact", store=folder / "s" / "a.db",
+    )  # fmt: skip
+    loaded = assay.load(report.artifact)
+    assert (report.outcome.winner, type(loaded.program).__name__) == ("knn", "NearestDemos")
+    return loaded
+
+
+async def streamed(program: Any, question: str, **options: Any) -> tuple[str, Any]:
+    """What the listener of `answer` heard, and the prediction."""
+    stream = dspy.streamify(program, stream_listeners=[dspy.streaming.StreamListener("answer")], **options)
+    parts = [part async for part in stream(question=question)]
+    heard = "".join(part.chunk for part in parts if isinstance(part, dspy.streaming.StreamResponse))
+    return heard.strip(' "'), parts[-1]  # DSPy gives a JSON value with its quotes
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_program_that_shows_nearest_demonstrations_streams_to_the_listeners_of_its_predictors(tmp_path: Path, is_async: bool) -> None:
+    loaded = nearest_winner(tmp_path)
+    before = loaded.dump_state()
+    with dspy.context(lm=scripted_lm(as_shown)):
+        heard, prediction = asyncio.run(streamed(loaded, "plum again", is_async_program=is_async))
+    assert heard == prediction.answer == " ".join(["PLUM"] * 12)
+    assert loaded.dump_state() == before
+
+
+def test_calls_of_one_program_at_the_same_time_show_and_stream_each_its_own_demonstrations(tmp_path: Path) -> None:
+    loaded, together = nearest_winner(tmp_path), threading.Barrier(len(FRUITS))
+
+    def at_once(request: Any) -> str:
+        together.wait(20)
+        return as_shown(request)
+
+    async def all_of_them() -> list[tuple[str, Any]]:
+        return await asyncio.gather(*(streamed(loaded, f"{fruit} again") for fruit in FRUITS))
+
+    with dspy.context(lm=scripted_lm(at_once)):
+        found = asyncio.run(all_of_them())
+    assert [(heard, prediction.answer) for heard, prediction in found] == [(" ".join([fruit.upper()] * 12),) * 2 for fruit in FRUITS]
 
 
 def test_an_async_program_is_awaited_and_a_predictors_own_model_is_kept(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ One predictor a decision: whether a tool is needed and which, its arguments, the
 follow each of these; a step that asks for all at once it cannot.
 """
 
-import asyncio
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -17,6 +16,7 @@ from assay.models.scope import alternatives_of
 from assay.programs.adapters import listen_under, make_adapter
 from assay.programs.estimate import choice_odds
 from assay.programs.parameters import AgentParameters
+from assay.programs.streaming import in_thread
 from assay.traces.recorder import note_failure
 
 __all__ = ["REVIEW_DEPTH", "Agent", "BaseAgent", "ToolAgent", "reasoning_tokens"]
@@ -87,7 +87,7 @@ class Agent(dspy.Module):  # type: ignore[misc]
             return self.solve(**inputs)
 
     async def aforward(self, **inputs: Any) -> Any:
-        return await asyncio.to_thread(self.forward, **inputs)
+        return await in_thread(self.forward, **inputs)
 
     def solve(self, **inputs: Any) -> Any:
         raise NotImplementedError("a subclass of Agent writes solve(**inputs)")

@@ -4,7 +4,6 @@ DSPy's own compiled KNN program bootstraps anew at every call and its saved stat
 draws members without a seed and cannot be rebuilt from its state.
 """
 
-import asyncio
 import copy
 import functools
 import json
@@ -18,6 +17,7 @@ import numpy as np
 
 from assay.programs.adapters import listen_under, make_adapter
 from assay.programs.agent import Agent
+from assay.programs.streaming import in_thread, streaming_as
 from assay.programs.wrapping import completed
 
 __all__ = ["Configured", "Embedding", "EnsembleProgram", "NearestDemos", "input_key", "is_agent"]
@@ -117,7 +117,8 @@ class NearestDemos(_Composite):
         nearest, program = self.nearest(**inputs), copy.deepcopy(self.program)
         for name, predictor in program.named_predictors():
             predictor.demos = [dspy.Example(**fields) for entry in nearest for fields in self._shown(entry["demos"].get(name, []))]
-        return _run(program, self, inputs)
+        with streaming_as(self.program, program):
+            return _run(program, self, inputs)
 
     def _shown(self, calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         return list(calls[:1]) if self.embedding == "trigrams" else ends(calls)
@@ -199,7 +200,7 @@ class Configured(dspy.Module):  # type: ignore[misc]
         with self._settings():
             if hasattr(self.program, "aforward"):
                 return await self.program.acall(*args, **inputs)
-            return await asyncio.to_thread(self.program, *args, **inputs)
+            return await in_thread(self.program, *args, **inputs)
 
     def _settings(self) -> AbstractContextManager[Any]:
         changed: dict[str, Any] = {}
