@@ -1,7 +1,7 @@
 """What the gateway costs: the same calls to one scripted server, directly and through `assay serve`, interleaved in one run; many
 streaming clients at once; and a SIGKILL in the middle of a load, counted against the server's own log.
 
-    python benchmarks/gateway.py [--calls 300] [--clients 200] [--load 10000]
+    python benchmarks/gateway.py [--calls 300] [--streams 100] [--clients 200] [--load 10000]
 """
 
 import argparse
@@ -70,6 +70,38 @@ async def overhead(direct: str, through: str, calls: int) -> dict[str, float]:
     return added
 
 
+def conversation(turns: int) -> list[dict[str, Any]]:
+    """A conversation of an agent with one tool."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "word " * 200}]
+    for turn in range(turns):
+        call = {"id": f"c{turn}", "type": "function", "function": {"name": "calculator", "arguments": json.dumps({"expression": f"6*{turn}"})}}
+        messages += [{"role": "assistant", "content": None, "tool_calls": [call]}]
+        messages += [{"role": "tool", "tool_call_id": f"c{turn}", "content": "result " * 50}]
+    return messages
+
+
+async def ratios(direct: str, through: str, *, streams: int, rounds: int) -> dict[str, float]:
+    """Through the gateway over direct: of a call whose conversation has 1 and 60 turns, and of the first token where many stream at once."""
+    found: dict[str, float] = {}
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=OWNER) as session:
+        for turns in (1, 60):
+            seen: dict[str, list[float]] = {direct: [], through: []}
+            for _ in range(10 * rounds):
+                for url, times in seen.items():
+                    times.append((await timed(session, url, {"messages": conversation(turns), "stream": False}))[1])
+            found[f"turns_{turns}"] = round(statistics.median(seen[through]) / statistics.median(seen[direct]), 2)
+            found[f"turns_{turns}_added_ms"] = round(1000 * (statistics.median(seen[through]) - statistics.median(seen[direct])), 2)
+        first: dict[str, list[float]] = {direct: [], through: []}
+        for _ in range(rounds):
+            for url, times in first.items():
+                calls = [timed(session, url, {**BODY, "stream": True}) for _ in range(streams)]
+                times.append(statistics.median(pair[0] for pair in await asyncio.gather(*calls)))
+        found[f"first_token_of_{streams}"] = round(statistics.median(first[through]) / statistics.median(first[direct]), 2)
+        found[f"first_token_of_{streams}_ms"] = round(1000 * statistics.median(first[through]), 1)
+        found[f"first_token_of_{streams}_direct_ms"] = round(1000 * statistics.median(first[direct]), 1)
+    return found
+
+
 async def many(url: str, clients: int) -> dict[str, Any]:
     async def one(number: int) -> bool:
         said = f"client {number} says this"
@@ -120,6 +152,7 @@ async def loaded(url: str, calls: int, gateway: subprocess.Popen[str]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=300)
+    parser.add_argument("--streams", type=int, default=100)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--load", type=int, default=10_000)
     arguments = parser.parse_args()
@@ -127,6 +160,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         processes, direct, through = servers(Path(name))
         found["added"] = asyncio.run(overhead(direct, through, arguments.calls))
+        found["ratios"] = asyncio.run(ratios(direct, through, streams=arguments.streams, rounds=5))
         found["at_once"] = asyncio.run(many(through, arguments.clients))
         for process in processes[::-1]:
             process.terminate()

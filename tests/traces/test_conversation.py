@@ -1,6 +1,7 @@
 """Which rollout a request goes on with, where it names none: requests as real clients send them, over HTTP."""
 
 import itertools
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from aiohttp import web
 from assay.testing.serving import post, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store
+from assay.traces.conversation import Asked
 from assay.traces.gateway import Gateway
 from assay.traces.upstreams import upstream_of
 
@@ -302,3 +304,24 @@ def test_nothing_is_kept_of_rollouts_that_ended(place: Place) -> None:
     place.gateway.rollouts.sweep(all_of_them=True)
     assert not place.gateway.rollouts._conversations._index
     assert place.turns == [2, 1, 1]
+
+
+def test_arguments_of_tool_calls_are_read_once_however_often_their_conversation_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    plain = json.loads
+
+    def counted(text: str) -> Any:
+        read.append(text)
+        return plain(text)
+
+    monkeypatch.setattr("assay.traces.conversation.json.loads", counted)
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "do it"}]
+    for turn in range(60):
+        call = {"id": f"c{turn}", "type": "function", "function": {"name": "calc", "arguments": f'{{"turn":  {turn}, "once": 1}}'}}
+        messages += [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "tool_call_id": f"c{turn}", "content": "ok"}]
+        chain = Asked("chat", {"messages": messages}).chain
+    assert len(read) == 60
+    spaced = plain(json.dumps(messages).replace(":  ", ": "))
+    assert Asked("chat", {"messages": spaced}).chain == chain  # however a client writes them
+    odd = [{"role": "user", "content": "\ud800"}]
+    assert Asked("chat", {"messages": odd}).chain != chain[:1]

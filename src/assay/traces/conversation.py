@@ -10,8 +10,10 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Generic, Protocol, TypeVar
+
+import orjson
 
 from assay.traces.asked import asked_schema, must_call
 from assay.traces.dialects import Answer, Message, chat_messages, chat_tools, part_texts, tool_results
@@ -20,6 +22,7 @@ from assay.traces.prompts import Prompt, output_values
 __all__ = ["Asked", "Conversations", "Trail"]
 
 _TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}", re.IGNORECASE)
+_REMEMBERED = 1000  # characters of arguments up to which their plain form is remembered
 _LARGE = 16_384  # characters
 _OUTPUTS = 200  # values of a rollout's answers that are kept to know them again
 
@@ -283,10 +286,24 @@ def _plain(text: str) -> str:
 
 
 def _extended(digest: bytes, message: Message) -> bytes:
-    calls = [(c["function"]["name"], _compact(c["function"]["arguments"])) for c in message.get("tool_calls") or ()]
-    content = message.get("content") or ""
-    text = json.dumps([message.get("role"), content, calls, message.get("tool_call_id") or ""], ensure_ascii=True, default=str)
-    return hashlib.blake2b(digest + text.encode("utf-8", "replace"), digest_size=16).digest()
+    """The digest of a conversation with one more message. It is taken of each message of each request: a conversation comes whole every time."""
+    calls = message.get("tool_calls")
+    compact = [(c["function"]["name"], _compact_once(c["function"]["arguments"])) for c in calls] if calls else ()
+    told = (message.get("role"), message.get("content") or "", compact, message.get("tool_call_id") or "")
+    try:
+        text = orjson.dumps(told, default=str)
+    except TypeError:  # lone surrogates
+        text = json.dumps(told, ensure_ascii=True, default=str).encode()
+    return hashlib.blake2b(digest + text, digest_size=16).digest()
+
+
+@lru_cache(10_000)
+def _compact_short(arguments: str) -> str:
+    return _compact(arguments)
+
+
+def _compact_once(arguments: str) -> str:
+    return _compact_short(arguments) if len(arguments) < _REMEMBERED else _compact(arguments)
 
 
 def _compact(arguments: str) -> str:
