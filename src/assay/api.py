@@ -23,6 +23,7 @@ from assay.given import given_model, given_program, takes
 from assay.jobs import DEFAULT_MODEL, Job, RunConfig, home_of, load_rubric, open_job, opened_store, salt_in
 from assay.keeping import keep_artifact, rehearsed
 from assay.models import Meter, get_lm
+from assay.models.limits import DEFAULT_S
 from assay.models.roles import Endpoint
 from assay.optimizers import AUTO_SEARCH_CALLS, CompileConfig, CompileOutcome, Evaluation, Gain, Progress, Student, compile_prompts
 from assay.optimizers import evaluate as run_evaluation
@@ -35,6 +36,7 @@ from assay.programs.loading import full_name
 from assay.programs.wrapping import as_prediction
 from assay.reprs import Shown
 from assay.rubrics import Rubric
+from assay.running import answered_within
 from assay.showing import carried_by
 from assay.traces import Recorder, Rollout
 from assay.traces.missed import NOTHING, Unrecorded
@@ -152,16 +154,22 @@ def run(
     api_base: str | None = None,
     api_key_env: str | None = None,
     store: str | Path | None = None,
+    task_timeout: float = DEFAULT_S,
     trust: bool = False,
 ) -> dspy.Prediction:
     """One recorded prediction of a program or an artifact, by name; the artifact's own model where none is named.
 
     Args:
+        task_timeout: seconds that it may take.
         trust: as in `load`.
     Raises:
+        ProgramFailed: it took longer, or called `sys.exit()`.
         AssayError: what was wrong, which rule, what to do.
     """
-    with trusting(trust), predictor(program, model=model, api_base=api_base, api_key_env=api_key_env, store=store) as predict:
+    with (
+        trusting(trust),
+        predictor(program, model=model, api_base=api_base, api_key_env=api_key_env, store=store, task_timeout=task_timeout) as predict,
+    ):
         return predict(inputs)
 
 
@@ -173,6 +181,7 @@ def predictor(
     api_base: str | None = None,
     api_key_env: str | None = None,
     store: str | Path | None = None,
+    task_timeout: float = DEFAULT_S,
     columns: Collection[str] | None = None,
 ) -> Iterator[Callable[..., dspy.Prediction]]:
     """A function that gives recorded predictions, while it is open: `run` for many inputs. Settings as in `run`.
@@ -217,7 +226,7 @@ def predictor(
                 parameters=artifact.settings["parameters"] if artifact else {},
             )  # fmt: skip
             with dspy.context(lm=lm), recorder.active(), recorder.rollout(rollout):
-                prediction = as_prediction(built(**inputs))
+                prediction = answered_within(task_timeout, lambda: as_prediction(built(**inputs)))
                 rollout.prediction = dict(prediction.items())
             return prediction
 

@@ -5,6 +5,7 @@ import hashlib
 import inspect
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -26,6 +27,7 @@ from assay.judges import Judge, resolver
 from assay.judges.loading import AnyJudge, members_of
 from assay.judges.loading import load_judge as read_judge
 from assay.models import Caps, LanguageModel, Meter, ResponseCache, get_lm, with_recording
+from assay.models.limits import DEFAULT_S
 from assay.models.lm import has_provider
 from assay.models.meter import spent_before
 from assay.models.roles import Endpoint, check_address, is_embedded
@@ -65,7 +67,19 @@ __all__ = [
 ]
 
 # how far and where, not what
-_NOT_THE_JOB = ("threads", "cache", "trials", "storage", "workers", "executor", "preflight", "difference", "early_stop", "token_margin")
+_NOT_THE_JOB = (
+    "threads",
+    "cache",
+    "trials",
+    "storage",
+    "workers",
+    "executor",
+    "preflight",
+    "difference",
+    "early_stop",
+    "token_margin",
+    "task_timeout",
+)
 _LATER = (
     "judge_api_base",
     "reflection_api_base",
@@ -144,7 +158,7 @@ class CommonConfig:
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(CommonConfig):
     """Settings of a run of a program against a rubric. `parameters` are agent parameters by name; for `difference` and `early_stop` see
-    `assay.optimizers.reserve.Decisions`."""
+    `assay.optimizers.reserve.Decisions`. `task_timeout`: seconds that a run of the program, its tools included, a check or a judge may take."""
 
     program: str
     rubric: str
@@ -161,6 +175,7 @@ class RunConfig(CommonConfig):
     early_stop: bool = True
     token_margin: float = 0.01
     optimizer_settings: Mapping[str, Any] | None = None
+    task_timeout: float = DEFAULT_S
 
     @property
     def names_judge(self) -> bool:
@@ -181,6 +196,8 @@ class RunConfig(CommonConfig):
         super().__post_init__()
         if self.executor not in EXECUTORS:
             raise ConfigError(f"executor={self.executor!r} must be one of {', '.join(EXECUTORS)}")
+        if not 0 < self.task_timeout < math.inf:
+            raise ConfigError(f"task_timeout={self.task_timeout!r} must be a number of seconds above 0", flag="--task-timeout")
         self.decisions  # noqa: B018 - its settings are checked before anything is opened
 
     @classmethod
@@ -338,7 +355,7 @@ def open_job(
         session = Session(
             lm=run.lm.copy(**config.generation), rubric=load_rubric(checked, judge_lm=judge, own_models=not config.names_judge),
             recorder=run.recorder, meter=run.meter, program_name=name, seed=config.seed, threads=run.threads, progress=progress,
-            prompt_lm=run.reflection, judge_lm=judge,
+            prompt_lm=run.reflection, judge_lm=judge, task_timeout=config.task_timeout,
         )  # fmt: skip
         if config.executor == "ray":
             checks = [c.check for c in checked.criteria if c.check]
@@ -404,7 +421,7 @@ def _session_on_a_host(config: RunConfig, rubric: Rubric, program: str, run_id: 
     return Session(
         lm=lm.copy(**config.generation), rubric=load_rubric(rubric, judge_lm=judge, own_models=not config.names_judge),
         recorder=recorder, meter=meter, program_name=program, seed=config.seed,
-        threads=1, judge_lm=judge,
+        threads=1, judge_lm=judge, task_timeout=config.task_timeout,
     )  # fmt: skip
 
 

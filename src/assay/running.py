@@ -2,17 +2,20 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
 
-from assay.errors import ConfigError
+from assay.errors import ConfigError, ProgramFailed
 from assay.models import Meter
+from assay.models.limits import OverTime, limited, within_limit
 
-__all__ = ["cancelled_by_signals", "only_one"]
+__all__ = ["answered_within", "cancelled_by_signals", "only_one"]
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -53,3 +56,14 @@ def only_one(path: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def answered_within(seconds: float, call: Callable[[], T]) -> T:
+    """A program's answer, within a time limit; what would end the whole process is the program's failure."""
+    try:
+        with limited(seconds):
+            return within_limit(call, "the run")
+    except OverTime as error:
+        raise ProgramFailed(f"{error}; task_timeout allows more", flag="--task-timeout") from error
+    except SystemExit as error:
+        raise ProgramFailed(f"the program ended itself with sys.exit({error.code!r})") from error

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import assay
-from assay.errors import ConfigError, ModelError
+from assay.errors import ConfigError, FailureKind, ModelError
 from assay.jobs import RunConfig, open_job
 from assay.optimizers import Progress, evaluate
 from assay.optimizers.executors import Outbox
@@ -122,3 +122,21 @@ def test_an_outbox_keeps_the_last_of_each_record_and_is_emptied() -> None:
     assert box.emptied() == ([], [])
     running.status = "done"
     assert box.emptied() == ([running], [])
+
+
+@pytest.mark.slow
+def test_runs_on_a_cluster_have_the_time_limit_and_may_not_end_their_host(server: dict[str, str], cluster: Any, tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(
+        "import sys, time\nimport dspy\n\n\nclass Odd(dspy.Module):\n    def forward(self, question):\n"
+        "        if question == '0':\n            time.sleep(60)\n        if question == '1':\n            sys.exit(1)\n"
+        "        return dspy.Prediction(answer=question)\n"
+    )
+    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
+    rows = [{"id": str(at), "question": str(at), "answer": str(at), "split": "val"} for at in range(4)]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = assay.evaluate(
+        str(tmp_path / "odd.py:Odd"), rubric=str(tmp_path / "r.yaml"), data=str(tmp_path / "d.jsonl"), store=tmp_path / "t.db", executor="ray",
+        preflight=False, task_timeout=2.0, **server,
+    )  # fmt: skip
+    assert dict(sorted(report.evaluation.scores.items())) == {"0": 0.0, "1": 0.0, "2": 1.0, "3": 1.0}
+    assert report.evaluation.results["0"].failure is FailureKind.TIMEOUT

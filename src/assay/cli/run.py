@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import Console, json_option, pairs, print_json, program_endpoint, trust_option
+from assay.cli.shared import Console, json_option, pairs, print_json, program_endpoint, task_timeout_option, trust_option
 
 __all__ = ["command"]
 
@@ -24,6 +24,7 @@ __all__ = ["command"]
 @click.option("--model", help="Language model; by default the one the artifact was compiled for.")
 @program_endpoint
 @click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE.")
+@task_timeout_option()
 @trust_option()
 @json_option()
 def command(program: str, inputs: tuple[str, ...], file: str | None, out: str | None, as_json: bool, **options: Any) -> None:

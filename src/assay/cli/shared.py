@@ -27,6 +27,7 @@ __all__ = [
     "run_config",
     "run_options",
     "say_openings",
+    "task_timeout_option",
     "token_margin_option",
     "trust_option",
     "warn_of_failures",
@@ -86,6 +87,7 @@ def run_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--salt", help="Salt of the splits; by default the store's own (a new store: the artifact's, else assay)."),
         click.option("--seed", type=int, default=0, show_default=True),
         click.option("--threads", type=int, help="Runs at once; by default what the model's engine gains from."),
+        task_timeout_option(),
         *cap_options(),
         click.option("--dry-run", is_flag=True, help="Print the estimate of calls, tokens, dollars and minutes, and run nothing."),
         no_preflight_option(),
@@ -175,6 +177,12 @@ def json_or_text(text: str) -> Any:
 def no_preflight_option() -> Decorator:
     """`--no-preflight`."""
     return click.option("--no-preflight", is_flag=True, help="Skip the check, before anything is spent, that the program runs and its judges answer.")
+
+
+def task_timeout_option() -> Decorator:
+    """`--task-timeout`."""
+    text = "Seconds that one run with its tools, one check or one judge may take; beyond it the run fails, or the criterion is unscored."
+    return click.option("--task-timeout", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True, metavar="SECONDS", help=text)
 
 
 def trust_option() -> Decorator:

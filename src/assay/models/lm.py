@@ -28,6 +28,7 @@ from assay.models.embedded import LlamaBackend
 from assay.models.failures import failure_of_call, is_refused
 from assay.models.hosted import HostedBackend
 from assay.models.ledger import Ledger
+from assay.models.limits import asking_model
 from assay.models.meter import Meter
 from assay.models.roles import Endpoint, is_embedded, with_local_key
 from assay.models.scope import current_field, current_prices, current_sample, sample_scope, waits_for_servers
@@ -136,7 +137,7 @@ class RecordingEngine:
         try:
             if not self.observers:
                 went_by()
-            with accounted():
+            with accounted(), asking_model():
                 answered, cost = self.backend.complete(request)
             answered = pruned(answered, current_field.get())
         except BaseException as failure:

@@ -9,12 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from assay.errors import FailureKind
+from assay.errors import FailureKind, StopRun
 from assay.judges import Judge
 from assay.judges.agreement import Answers
 from assay.judges.calibration import Calibration, expected_step
 from assay.judges.labels import Item
 from assay.models import spending
+from assay.models.limits import OverTime, limited, within_limit
 from assay.optimizers.session import Session
 from assay.programs import program_version
 from assay.rubrics import NoGrade
@@ -66,9 +67,14 @@ def judge_items(judge: Judge, items: Sequence[Item], session: Session, *, name: 
             try:
                 if missing := [name for name in judge.shows if name.startswith("output") and name not in item.shown]:
                     raise NoGrade(f"the judge sees {list(judge.shows)}, and the item has no {', '.join(missing)}")
-                found = judge(**{name: item.shown.get(name) for name in judge.shows})  # None: not there, and not shown
-            except Exception as error:  # a verdict that fails is no verdict; the reason is kept
-                rollout.status, rollout.error, rollout.failure = "error", f"{type(error).__name__}: {error}", FailureKind.JUDGE
+                shown = {name: item.shown.get(name) for name in judge.shows}  # None: not there, and not shown
+                with limited(session.task_timeout):
+                    found = within_limit(lambda: judge(**shown), "the judge")
+            except (KeyboardInterrupt, StopRun):
+                raise
+            except BaseException as error:  # a verdict that fails is no verdict; the reason is kept
+                kind = FailureKind.TIMEOUT if isinstance(error, OverTime) else FailureKind.JUDGE
+                rollout.status, rollout.error, rollout.failure = "error", f"{type(error).__name__}: {error}", kind
                 parts[index] = (None, rollout.error, prices)  # type: ignore[call-overload]
                 return
             finally:

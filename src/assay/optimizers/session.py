@@ -16,6 +16,7 @@ from assay.datasets.tasks import OWNERS, content_hash
 from assay.errors import AssayError, ConfigError, FailureKind
 from assay.models import LanguageModel, Meter, sample_scope
 from assay.models.failures import failure_of_run, is_own, stop_in
+from assay.models.limits import DEFAULT_S, OverTime, current_limit, limited, within_limit
 from assay.optimizers.working import FirstRuns
 from assay.programs import RANGES, AgentParameters, make_adapter, program_version
 from assay.programs.compose import is_agent
@@ -73,6 +74,7 @@ class Session:
     judge_lm: LanguageModel | None = None  # decides the rubric's judge criteria
     measured: Measured | None = None  # by the preflight
     first_runs: FirstRuns | None = None  # after a preflight, until one of them gave an answer
+    task_timeout: float = DEFAULT_S  # seconds of a run, a check or a judge; see `assay.models.limits`
     executor: Callable[..., Any] | None = None  # where evaluations run, see `assay.optimizers.executors`; threads where None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -204,6 +206,11 @@ class Student(dspy.Module):  # type: ignore[misc]
 
     def run(self, inputs: dict[str, Any], digest: str) -> dspy.Prediction:
         """As a call, for evaluations: of inputs whose hash is known, and without what DSPy does around each module."""
+        with limited(None if current_limit() is None else self.session.task_timeout):
+            return self._recorded(inputs, digest)
+
+    def _recorded(self, inputs: dict[str, Any], digest: str) -> dspy.Prediction:
+        """A rollout: the run under recording, scored."""
         session, settings, group = self.session, self.settings, self.group
         task = session.tasks.get(digest)
         task_id = task.id if task else digest[:16]
@@ -235,10 +242,10 @@ class Student(dspy.Module):  # type: ignore[misc]
     def _run(self, inputs: dict[str, Any], rollout: Rollout) -> dspy.Prediction:
         try:
             with sample_scope(self.sample), self._settings():
-                return as_prediction(self.program(**inputs))
-        except AssayError:  # a missing package, a setting, the store: the user's to mend, and never a score
+                return within_limit(lambda: as_prediction(self.program(**inputs)), "the run")
+        except (AssayError, KeyboardInterrupt):  # a missing package, a setting, the store: the user's to mend, and never a score
             raise
-        except (Exception, BaseExceptionGroup) as error:  # of the program, or of whatever client it asks a model with
+        except BaseException as error:  # of the program, or of whatever client it asks a model with; `sys.exit()` too is the program's failure
             if (stop := stop_in(error)) is not None:
                 raise stop from error
             raised, failed = error, self._failure(error, inputs, rollout)
@@ -249,6 +256,10 @@ class Student(dspy.Module):  # type: ignore[misc]
 
     def _failure(self, error: BaseException, inputs: dict[str, Any], rollout: Rollout) -> Failed:
         """What an exception of the program means: its kind decides whether the run scores 0 or is unscored."""
+        if isinstance(error, OverTime):  # its own failure, unless it waited for the model
+            return Failed(str(error), own=not error.asking, kind=FailureKind.TIMEOUT)
+        if isinstance(error, SystemExit):
+            return Failed(f"the program ended itself with sys.exit({error.code!r})", own=True, kind=FailureKind.AGENT)
         kind = failure_of_run(error, rollout.transitions) or FailureKind.AGENT
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, AdapterParseError):

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -10,8 +11,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from assay.datasets.tasks import Task, make_task
-from assay.errors import RubricError
+from assay.errors import RubricError, StopRun
 from assay.models.failures import failure_of_program, is_own, unanswered
+from assay.models.limits import current_limit, within_limit
 from assay.models.scope import sample_scope, spending
 from assay.rubrics.conditions import check_conditions, condition
 from assay.rubrics.criteria import Check, Criterion, Failed, JudgeSpec, NoGrade
@@ -193,8 +195,9 @@ class Rubric:
         if decide is None:
             reason = f"no judge model was given to ask {criterion.judge.text if criterion.judge else criterion.name!r}"
             return Verdict(criterion=criterion.name, grade=None, weight=criterion.weight, reason=reason)
+        began, limit = time.monotonic(), current_limit()
         verdict = grade(criterion, decide, task, fields, rollout)
-        if verdict.grade is None:
+        if verdict.grade is None and (limit is None or time.monotonic() - began < limit):  # what took all its time is not asked again
             spent = verdict.cost_usd
             with sample_scope(1):  # a judge is asked anew, not answered from the cache
                 verdict = grade(criterion, decide, task, fields, rollout)
@@ -295,8 +298,10 @@ def _folded(name: str, criteria: Sequence[Criterion]) -> tuple[Criterion, ...]:
 def _answers(ask: Callable[[], Sequence[Any]], count: int) -> Sequence[Any]:
     """What several criteria or outputs got at once; a failure is each one's reason."""
     try:
-        answers = ask()
-    except Exception as error:
+        answers = within_limit(ask, "the judge")
+    except (KeyboardInterrupt, StopRun):
+        raise
+    except BaseException as error:
         return [NoGrade(str(error) if isinstance(error, NoGrade) else f"{type(error).__name__}: {error}")] * count
     return answers if len(answers) == count else [NoGrade(f"{len(answers)} grades for {count}: they cannot be told apart")] * count
 

@@ -10,12 +10,15 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from assay.errors import FailureKind
+from assay.errors import FailureKind, StopRun
+from assay.models.limits import within_limit
 from assay.models.scope import spending
 from assay.rubrics.criteria import Criterion, Failed, Grade, NoGrade
 from assay.traces.records import Rollout, Verdict
 
 __all__ = ["ScoreResult", "combine", "fields_of", "grade", "mark_unscored", "mean_result"]
+
+_SHIPPED = ("assay.rubrics.checks", "assay.rubrics.steps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +69,12 @@ def grade(criterion: Criterion, decide: Any, task: Any, prediction: dict[str, An
 
 def _decided(criterion: Criterion, decide: Any, task: Any, prediction: dict[str, Any], rollout: Rollout | None) -> Verdict:
     try:
-        answer = decide(task, prediction, rollout, **criterion.arguments)
+        answer = _asked(criterion, decide, task, prediction, rollout)
     except NoGrade as error:
         return _verdict(criterion, None, str(error))
-    except Exception as error:
+    except (KeyboardInterrupt, StopRun):
+        raise
+    except BaseException as error:  # `sys.exit()` of a check is that check's failure
         return _verdict(criterion, None, f"{type(error).__name__}: {error}{_place(criterion, error)}")
     if isinstance(answer, Grade):
         found = _verdict(criterion, answer.value, answer.reason)
@@ -78,7 +83,15 @@ def _decided(criterion: Criterion, decide: Any, task: Any, prediction: dict[str,
     return _verdict(criterion, answer, "")
 
 
-def _place(criterion: Criterion, error: Exception) -> str:
+def _asked(criterion: Criterion, decide: Any, task: Any, prediction: dict[str, Any], rollout: Rollout | None) -> Any:
+    """The answer of a check or judge, within the time limit. The shipped checks need none: they have limits of their own."""
+    if criterion.check is not None and getattr(criterion.check, "__module__", None) in _SHIPPED:
+        return decide(task, prediction, rollout, **criterion.arguments)
+    what = f"the {'judge' if criterion.check is None else 'check'} of {criterion.name!r}"
+    return within_limit(lambda: decide(task, prediction, rollout, **criterion.arguments), what)
+
+
+def _place(criterion: Criterion, error: BaseException) -> str:
     """File and line of the exception of a check, in the file that the check is in."""
     code = getattr(criterion.check, "__code__", None)
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if code is not None and frame.filename == code.co_filename]

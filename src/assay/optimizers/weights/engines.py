@@ -18,6 +18,7 @@ from assay.datasets import Task
 from assay.errors import Cancelled
 from assay.models import LanguageModel
 from assay.models.embedded import PolicyBackend
+from assay.models.limits import limited
 from assay.models.lm import NOT_KNOWN, lm_over
 from assay.models.lora import write_gguf
 from assay.optimizers.session import Session, Student
@@ -166,7 +167,7 @@ _place: contextvars.ContextVar[int] = contextvars.ContextVar("assay_place", defa
 
 def _calls(runs: Sequence[Run], session: Session) -> list[Callable[[], Any]]:
     def call(student: Student, task: Task) -> Any:
-        with session.context():
+        with session.context(), limited(None):  # the crew has a limit of its own, which leaves out what it waits for the engine
             return student(**dict(task.inputs))
 
     return [functools.partial(call, *run) for run in runs]
