@@ -242,3 +242,11 @@ def test_a_search_that_a_cap_ended_before_it_found_anything_is_open(
     monkeypatch.setattr("assay.improving.compile_program", lambda *_, **__: SimpleNamespace(outcome=outcome, artifact=None))
     report = assay.improve("before.py:Mine", **job, **given)
     assert (len(report.steps), report.stopped is None) == (done, done)  # a cap of the search alone is the end of the step
+
+
+def test_a_search_whose_share_of_a_cap_found_nothing_is_done_where_a_later_step_fits(job: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = SimpleNamespace(winner="baseline", stopped="the cap of 30 calls is reached")
+    monkeypatch.setattr("assay.improving.compile_program", lambda *_, **__: SimpleNamespace(outcome=outcome, artifact=None))
+    report = assay.improve("before.py:Mine", max_calls=120, **{**job, "order": ["prompts", "prompts"], "sizes": {"gate": 10, "test": 10}})
+    assert [step["note"] for step in report.steps] == ["nothing beat the program as it is"]
+    assert report.stopped == "step 2 of 2, prompts: the cap of 30 calls is reached"  # the last one is open, for a higher cap

@@ -44,7 +44,7 @@ T = TypeVar("T")
 __all__ = ["STEPS", "ImproveReport", "improve"]
 
 _NO_GATES = Gates(min_transitions=0, min_clean=0, min_task_types=0, privacy="off")  # of rows that stay on this machine
-_FORMAT = 1
+_FORMAT = 2
 
 
 @trusts
