@@ -290,16 +290,26 @@ def _chat_answer(body: Mapping[str, Any]) -> Answer:
     found.prompt_tokens, found.completion_tokens = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
     found.thinking_tokens = _count((usage.get("completion_tokens_details") or {}).get("reasoning_tokens"))
     told = choice.get("logprobs") or {}
-    tokens, plain = list(each(told.get("content"))), told.get("token_logprobs")
+    plain = told.get("token_logprobs")
     if isinstance(plain, list) and plain and all(isinstance(logprob, int | float) for logprob in plain):  # of a completion
         found.logprobs = tuple(map(float, plain))
-    if tokens:
-        if all(token.get("logprob") is not None for token in tokens):
-            found.logprobs = tuple(float(token["logprob"]) for token in tokens)
-        made = _count((body.get("timings") or {}).get("predicted_n")) if found.completion_tokens is None else found.completion_tokens
-        if made == len(tokens) and all("id" in token for token in tokens):  # of a letter that several make up llama.cpp tells the last one alone
-            found.token_ids = tuple(int(token["id"]) for token in tokens)
+    made = _count((body.get("timings") or {}).get("predicted_n")) if found.completion_tokens is None else found.completion_tokens
+    _read_tokens(found, told, made)
     return found
+
+
+def _read_tokens(found: Answer, logprobs: Any, made: int | None) -> None:
+    """Token ids and logprobs of an answer, where they are all there.
+
+    Args:
+        logprobs: chat's of a choice, or those that stand beside an embedded model's answer in another dialect.
+        made: tokens of the answer.
+    """
+    tokens = list(each(logprobs.get("content"))) if isinstance(logprobs, Mapping) else []
+    if tokens and all(token.get("logprob") is not None for token in tokens):
+        found.logprobs = tuple(float(token["logprob"]) for token in tokens)
+    if tokens and made == len(tokens) and all("id" in token for token in tokens):  # of a letter of several llama.cpp tells the last one alone
+        found.token_ids = tuple(int(token["id"]) for token in tokens)
 
 
 def _chat_message(found: Answer, message: Mapping[str, Any]) -> None:
@@ -340,6 +350,7 @@ def _responses_answer(body: Mapping[str, Any]) -> Answer:
     usage = body.get("usage") or {}
     found.prompt_tokens, found.completion_tokens = _count(usage.get("input_tokens")), _count(usage.get("output_tokens"))
     found.thinking_tokens = _count((usage.get("output_tokens_details") or {}).get("reasoning_tokens"))
+    _read_tokens(found, body.get("logprobs"), found.completion_tokens)
     return found
 
 
@@ -360,6 +371,7 @@ def _anthropic_answer(body: Mapping[str, Any]) -> Answer:
     counts = [_count(usage.get(name)) for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")]
     found.prompt_tokens = sum(count or 0 for count in counts) if counts[0] is not None else None
     found.completion_tokens = _count(usage.get("output_tokens"))
+    _read_tokens(found, body.get("logprobs"), found.completion_tokens)
     return found
 
 

@@ -32,7 +32,7 @@ from assay.traces.passing import Passed, is_constrained, json_body, pass_on, sen
 from assay.traces.records import Rollout, Transition
 from assay.traces.relay import Relay, inner_path
 from assay.traces.store import Store
-from assay.traces.upstreams import HttpUpstream, LitellmUpstream, upstream_of
+from assay.traces.upstreams import EmbeddedUpstream, HttpUpstream, LitellmUpstream, upstream_of
 
 __all__ = ["Gateway"]
 
@@ -220,7 +220,8 @@ class Gateway:
         turn = self.rollouts.asked(live, asked)
         transition = Transition(
             t=turn, model=live.upstream.name, weights=live.upstream.weights, adapters=tuple(live.upstream.adapters),
-            request={"dialect": dialect, "body": kept}, started_at=time.time(), constrained=is_constrained(body),
+            request={"dialect": dialect, "body": kept}, started_at=time.time(),
+            constrained=is_constrained(body) or (asked.insists and isinstance(live.upstream, EmbeddedUpstream)),
         )  # fmt: skip
         self.asked += 1
         clock = time.perf_counter()
@@ -365,7 +366,7 @@ class Gateway:
         self._upstreams.append(upstream)
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
-        if isinstance(self.upstream, LitellmUpstream):
+        if isinstance(self.upstream, LitellmUpstream | EmbeddedUpstream):
             return web.json_response(self.upstream.models())
         return await self._passed_on(request, self.upstream, lent=True)
 

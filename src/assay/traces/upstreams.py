@@ -24,9 +24,11 @@ from assay.models.roles import check_address, is_embedded
 from assay.models.transports import accounted
 from assay.scrubbing import MARK, fields, know, known, message
 from assay.traces.dialects import DIALECTS
+from assay.traces.embedded_chat import as_called, chat_request, chunks_of, refused, stream_of
 from assay.traces.headers import KEYS, request_headers, response_headers
+from assay.traces.speaking import spoken, spoken_stream
 
-__all__ = ["HttpUpstream", "LitellmUpstream", "Reply", "upstream_of"]
+__all__ = ["EmbeddedUpstream", "HttpUpstream", "LitellmUpstream", "Reply", "upstream_of"]
 
 _STATUS = {FailureKind.TIMEOUT: 504, FailureKind.CONTEXT: 400}  # whatever status litellm gives to its own timeouts
 _DEPLOYMENT = re.compile(r"(?<=^/openai/deployments/)[^/]+")
@@ -149,6 +151,43 @@ class HttpUpstream:
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
+
+
+@dataclass
+class EmbeddedUpstream(HttpUpstream):
+    """An embedded model: llama.cpp is asked as chat, and answers in the caller's dialect under the model's name, with token ids and logprobs.
+
+    Args:
+        tools: whether the model's chat template has a place for tools.
+    """
+
+    tools: bool = False
+
+    @asynccontextmanager
+    async def ask(
+        self, dialect: str, body: dict[str, Any], raw: bytes, headers: Mapping[str, str], query: str = "", path: str = ""
+    ) -> AsyncIterator[Reply]:
+        short = self.model or self.name
+        if (no := refused(dialect, body, (self.name, short))) is not None:
+            yield Reply(no[0], {"Content-Type": "application/json"}, _once(json.dumps(no[1]).encode()))
+            return
+        asked = chat_request(dialect, body, short, tools=self.tools)
+        inner = dialect if dialect == "completions" else "chat"
+        async with super().ask(inner, asked, json.dumps(asked, ensure_ascii=True).encode(), {}) as reply:
+            if reply.status >= 400:
+                yield reply
+            elif asked.get("stream"):
+                yield Reply(200, {"Content-Type": "text/event-stream"}, spoken_stream(dialect, chunks_of(reply.chunks), self.name))
+            else:
+                told = as_called(json.loads(b"".join([chunk async for chunk in reply.chunks])), dialect, body)
+                if body.get("stream"):  # held to a call, which is known at its end
+                    yield Reply(200, {"Content-Type": "text/event-stream"}, spoken_stream(dialect, stream_of(told), self.name))
+                else:
+                    yield Reply(200, {"Content-Type": "application/json"}, _once(json.dumps(spoken(dialect, told, self.name)).encode()))
+
+    def models(self) -> dict[str, Any]:
+        """The list of models that it has, by name."""
+        return {"object": "list", "data": [{"id": self.name, "object": "model", "created": 0, "owned_by": "assay"}]}
 
 
 @dataclass
@@ -289,9 +328,10 @@ def upstream_of(model: str | None, *, base: str | None = None, key: str | None =
 
         backend = LlamaBackend(model)
         short = re.split("[/:]", model, maxsplit=1)[1]
-        return HttpUpstream(
-            model, server_url(model), model=short, key="", weights=backend.weights, adapters=backend.adapters, logprobs=True, price_usd=0.0
-        )
+        return EmbeddedUpstream(
+            model, server_url(model), model=short, key="", weights=backend.weights, adapters=backend.adapters, price_usd=0.0,
+            tools=backend.supports_function_calling,
+        )  # fmt: skip
     provider, _, rest = model.partition("/")
     litellm = LitellmUpstream(model, {"api_key": key} if key else {})
     if provider in _PROVIDERS:

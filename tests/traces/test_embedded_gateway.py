@@ -1,0 +1,185 @@
+"""An embedded model behind the gateway: in every dialect, with real SDKs; most in front of a scripted chat server, one with the model itself."""
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from assay.testing.serving import get, post, served
+from assay.testing.upstream import ScriptedUpstream
+from assay.traces import Rollout, Store
+from assay.traces.dialects import answer_of
+from assay.traces.embedded_chat import chat_request
+from assay.traces.events import read_events
+from assay.traces.gateway import Gateway
+from assay.traces.speaking import spoken
+from assay.traces.upstreams import EmbeddedUpstream, upstream_of
+
+PARAMETERS = {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]}
+TOOL = {"type": "function", "function": {"name": "calculator", "description": "Calculates.", "parameters": PARAMETERS}}
+PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
+
+
+class Place:
+    """A gateway over an upstream, and a client of it."""
+
+    def __init__(self, gateway: Gateway, url: str) -> None:
+        self.gateway, self.url = gateway, url
+        self.client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+
+    def rollouts(self) -> list[Rollout]:
+        self.gateway.store.flush()
+        return [self.gateway.store.rollout(r.id) for r in self.gateway.store.rollouts()][::-1]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """An upstream that is asked like an embedded model: a scripted server that speaks chat."""
+    with Store(tmp_path / "s.db") as store, served(ScriptedUpstream(name="/home/me/model.gguf").app()) as behind:
+        gateway = Gateway(store, EmbeddedUpstream("embedded/echo", behind, model="echo", key="", tools=True))
+        with served(gateway.app()) as url:
+            yield Place(gateway, url)
+
+
+def body_of(dialect: str, text: str, **more: Any) -> dict[str, Any]:
+    given = {"input": text} if dialect == "responses" else {"messages": [{"role": "user", "content": text}]}
+    return {"model": "embedded/echo", **given, **({"max_tokens": 60} if dialect == "messages" else {}), **more}
+
+
+@pytest.mark.parametrize("dialect", PATHS)
+@pytest.mark.parametrize("name", ["embedded/echo", "echo", "any", None])
+def test_a_model_is_asked_by_its_name_and_answers_under_it(place: Place, dialect: str, name: str | None) -> None:
+    body = body_of(dialect, "hello")
+    body = {**body, "model": name} if name else {key: value for key, value in body.items() if key != "model"}
+    status, told = post(place.url + PATHS[dialect], body)
+    assert (status, told["model"], answer_of(dialect, told).text) == (200, "embedded/echo", "echo: hello")
+    (rollout,) = place.rollouts()
+    assert rollout.prediction == {"answer": "echo: hello"}
+
+
+@pytest.mark.parametrize("dialect", PATHS)
+def test_an_unknown_name_is_a_404_that_lists_what_there_is(place: Place, dialect: str) -> None:
+    status, told = post(place.url + PATHS[dialect], body_of(dialect, "hello", model="gpt-4o"))
+    assert status == 404
+    assert "'gpt-4o'" in told["error"]["message"]
+    assert "embedded/echo" in told["error"]["message"]
+    if dialect == "chat":
+        with pytest.raises(openai.NotFoundError, match="embedded/echo"):
+            place.client.chat.completions.create(model="gpt-4o", messages=[{"role": "user", "content": "hello"}])
+
+
+def test_models_are_listed_by_name(place: Place) -> None:
+    assert [model.id for model in place.client.models.list()] == ["embedded/echo"]
+    assert ".gguf" not in json.dumps(get(f"{place.url}/v1/models"))
+
+
+@pytest.mark.parametrize("text", ["say this back to me", "use the tool", "use the tool #both"])
+def test_the_openai_sdk_streams_responses(place: Place, text: str) -> None:
+    tools: Any = [{"type": "function", "name": "calculator", "parameters": PARAMETERS}]
+    said = ""
+    with place.client.responses.stream(model="embedded/echo", input=text, tools=tools) as stream:
+        for event in stream:
+            said += event.delta if event.type == "response.output_text.delta" else ""
+        final = stream.get_final_response()
+    calls = [(item.name, item.arguments) for item in final.output if item.type == "function_call"]
+    wanted = {"say this back to me": ("echo: say this back to me", 0), "use the tool": ("", 1), "use the tool #both": ("twice, then", 2)}[text]
+    assert (final.output_text, said, len(calls)) == (wanted[0], wanted[0], wanted[1])
+    assert set(calls) <= {("calculator", '{"expression": "6*7"}')}
+    (rollout,) = place.rollouts()
+    assert [tool.arguments for tool in rollout.tools] == [{"expression": "6*7"}] * wanted[1]
+    stored = rollout.transitions[0].response["body"]  # type: ignore[index]
+    assert (stored["id"], [item["id"] for item in stored["output"]]) == (final.id, [item.id for item in final.output])
+
+
+@pytest.mark.parametrize("text", ["hello", "use the tool", "use the tool #both"])
+def test_anthropics_messages_stream_as_they_come_unstreamed(place: Place, text: str) -> None:
+    tools = [{"name": "calculator", "input_schema": PARAMETERS}]
+    _, whole = post(place.url + PATHS["messages"], body_of("messages", text, tools=tools))
+    data = json.dumps(body_of("messages", text, tools=tools, stream=True)).encode()
+    with urllib.request.urlopen(urllib.request.Request(place.url + PATHS["messages"], data=data), timeout=30) as answer:
+        lines = [line[5:] for line in answer.read().split(b"\n") if line.startswith(b"data:")]
+    streamed, complete = read_events("messages", [json.loads(line) for line in lines])
+    assert complete
+    assert streamed is not None
+    for block in (*whole["content"], *streamed["content"]):
+        block.pop("id", None)  # the scripted server numbers its calls
+    assert (streamed["content"], streamed["stop_reason"]) == (whole["content"], whole["stop_reason"])
+
+
+def test_what_an_embedded_model_cannot_take_is_refused(place: Place) -> None:
+    status, told = post(f"{place.url}/v1/responses", body_of("responses", "hello", previous_response_id="resp_1"))
+    assert (status, "send all messages" in told["error"]["message"]) == (400, True)
+
+
+def test_token_ids_and_logprobs_stand_beside_the_answer_in_every_dialect() -> None:
+    tokens = [{"id": 7, "token": "4", "logprob": -0.5, "bytes": [52]}, {"id": 8, "token": "2", "logprob": -0.25, "bytes": [50]}]
+    choice = {"index": 0, "message": {"role": "assistant", "content": "42"}, "finish_reason": "stop", "logprobs": {"content": tokens}}
+    chat = {"id": "c", "choices": [choice], "usage": {"prompt_tokens": 5, "completion_tokens": 2}}
+    for dialect in PATHS:
+        answer = answer_of(dialect, spoken(dialect, chat, "embedded/echo"))
+        assert (answer.text, answer.token_ids, answer.logprobs, answer.prompt_tokens) == ("42", (7, 8), (-0.5, -0.25), 5)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "more"),
+    [
+        ("chat", {"tools": [TOOL], "tool_choice": "required"}),
+        (
+            "chat",
+            {"tools": [TOOL, {**TOOL, "function": {"name": "search"}}], "tool_choice": {"type": "function", "function": {"name": "calculator"}}},
+        ),
+        ("responses", {"tools": [{"type": "function", "name": "calculator", "parameters": PARAMETERS}], "tool_choice": "required"}),
+        ("messages", {"tools": [{"name": "calculator", "input_schema": PARAMETERS}], "tool_choice": {"type": "any"}}),
+    ],
+)
+def test_where_tools_must_be_called_the_answer_is_held_to_a_call(dialect: str, more: dict[str, Any]) -> None:
+    asked = chat_request(dialect, body_of(dialect, "six times seven?", **more), "echo", tools=False)
+    schema = asked["response_format"]["json_schema"]["schema"]
+    assert schema["properties"]["name"] == {"const": "calculator"}
+    assert schema["properties"]["arguments"]["properties"] == {"expression": {"type": "string", "maxLength": 400}}
+    assert "calculator" in asked["messages"][0]["content"]
+    assert not asked.keys() & {"tools", "tool_choice"}
+
+
+def test_a_template_without_tools_is_given_calls_and_results_as_text() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "calculator", "arguments": '{"expression": "6*7"}'}}
+    talk = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "tool_call_id": "c", "content": "42"}]
+    assert chat_request("chat", {"messages": talk}, "echo", tools=False)["messages"] == [
+        {"role": "assistant", "content": '{"name": "calculator", "arguments": {"expression": "6*7"}}'},
+        {"role": "user", "content": "The tool's result: 42"},
+    ]
+    assert chat_request("chat", {"messages": talk}, "echo", tools=True)["messages"] == talk
+
+
+@pytest.mark.model
+def test_the_embedded_model_itself_streams_calls_tools_and_gives_token_ids(embedded: str, tmp_path: Path) -> None:
+    with Store(tmp_path / "s.db") as store:
+        gateway = Gateway(store, upstream_of(embedded))
+        with served(gateway.app()) as url:
+            place = Place(gateway, url)
+            with place.client.responses.stream(model=embedded, input="Say hi.", max_output_tokens=8) as stream:
+                for _ in stream:
+                    pass
+                assert stream.get_final_response().output_text
+            status, told = post(f"{url}/v1/messages", body_of("messages", "Say hi.", model=embedded, max_tokens=8))
+            assert (status, told["model"]) == (200, embedded)
+            for streams in (False, True):
+                told_so: Any = {"model": embedded, "tools": [TOOL], "tool_choice": "required", "stream": streams}
+                answer: Any = place.client.chat.completions.create(messages=[{"role": "user", "content": "What is 6*7?"}], **told_so)
+                parts = list(answer) if streams else []
+                calls = parts[0].choices[0].delta.tool_calls if streams else answer.choices[0].message.tool_calls
+                assert calls[0].function.name == "calculator"
+                assert json.loads(calls[0].function.arguments).keys() == {"expression"}
+            listed = [model.id for model in place.client.models.list()]
+        found = [transition for rollout in place.rollouts() for transition in rollout.transitions]
+    assert listed == [embedded]
+    assert [t.constrained for t in found] == [False, False, True, True]
+    for transition in found:
+        assert transition.error is None
+        assert transition.token_ids is not None
+        assert transition.logprobs is not None
+        assert len(transition.token_ids) == len(transition.logprobs) == transition.completion_tokens > 0  # type: ignore[operator]
