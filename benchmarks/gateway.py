@@ -70,13 +70,13 @@ async def overhead(direct: str, through: str, calls: int) -> dict[str, float]:
     return added
 
 
-def conversation(turns: int) -> list[dict[str, Any]]:
-    """A conversation of an agent with one tool."""
-    messages: list[dict[str, Any]] = [{"role": "user", "content": "word " * 200}]
+def conversation(turns: int, name: str = "") -> list[dict[str, Any]]:
+    """A conversation of an agent with one tool; no two of one name are alike."""
+    messages: list[dict[str, Any]] = [{"role": "user", "content": f"{name} " + "word " * 200}]
     for turn in range(turns):
-        call = {"id": f"c{turn}", "type": "function", "function": {"name": "calculator", "arguments": json.dumps({"expression": f"6*{turn}"})}}
+        call = {"id": f"c{name}_{turn}", "type": "function", "function": {"name": "calculator", "arguments": json.dumps({"expression": f"6*{turn}"})}}
         messages += [{"role": "assistant", "content": None, "tool_calls": [call]}]
-        messages += [{"role": "tool", "tool_call_id": f"c{turn}", "content": "result " * 50}]
+        messages += [{"role": "tool", "tool_call_id": f"c{name}_{turn}", "content": "result " * 50}]
     return messages
 
 
@@ -86,9 +86,9 @@ async def ratios(direct: str, through: str, *, streams: int, rounds: int) -> dic
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=OWNER) as session:
         for turns in (1, 60):
             seen: dict[str, list[float]] = {direct: [], through: []}
-            for _ in range(10 * rounds):
+            for number in range(10 * rounds):
                 for url, times in seen.items():
-                    times.append((await timed(session, url, {"messages": conversation(turns), "stream": False}))[1])
+                    times.append((await timed(session, url, {"messages": conversation(turns, str(number)), "stream": False}))[1])
             found[f"turns_{turns}"] = round(statistics.median(seen[through]) / statistics.median(seen[direct]), 2)
             found[f"turns_{turns}_added_ms"] = round(1000 * (statistics.median(seen[through]) - statistics.median(seen[direct])), 2)
         first: dict[str, list[float]] = {direct: [], through: []}

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 import aiohttp
+import orjson
 from multidict import CIMultiDict
 from yarl import URL
 
@@ -107,7 +108,7 @@ class HttpUpstream:
             changed["model"] = self.model
         if self.logprobs and dialect == "chat" and "logprobs" not in body:
             changed["logprobs"], changed["top_logprobs"] = True, 1
-        data = json.dumps({**body, **changed}, ensure_ascii=True).encode() if changed else raw
+        data = _as_json({**body, **changed}) if changed else raw
         path = path or DIALECTS[dialect]
         if self.model is not None:
             path = _DEPLOYMENT.sub(quote(self.model, safe=""), path)
@@ -284,6 +285,13 @@ def _redirect_error(answer: aiohttp.ClientResponse) -> bytes:
         where = "an address that cannot be read"
     message = f"the upstream answers with a redirect ({answer.status}) to {where}, which is not followed: give the address of the server itself"
     return json.dumps({"error": {"message": message, "type": "assay_gateway", "code": 502}}).encode()
+
+
+def _as_json(body: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except TypeError:  # lone surrogates, numbers beyond 64 bits
+        return json.dumps(body, ensure_ascii=True).encode()
 
 
 async def _once(data: bytes) -> AsyncIterator[bytes]:
