@@ -16,6 +16,7 @@ from assay.deployment.artifact import is_artifact
 from assay.errors import ArtifactError
 from assay.models import Caps
 from assay.optimizers import Progress
+from assay.scrubbing import results
 
 __all__ = ["FinishedRun"]
 
@@ -62,7 +63,8 @@ class FinishedRun:
         """Writes the report of a run that is done, or that its caps ended."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         scratch = self.path.with_name(f".{_FILE}")
-        scratch.write_text(json.dumps({"format": _FORMAT, "about": self.about, "caps": self.caps, "report": dict(report)}, default=str), "utf-8")
+        whole = {"format": _FORMAT, "about": self.about, "caps": self.caps, "report": results(dict(report))}
+        scratch.write_text(json.dumps(whole, default=str), "utf-8")
         scratch.replace(self.path)
 
     def _raised(self, before: Mapping[str, float | None]) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.reprs import Shown
+from assay.scrubbing import results
 from assay.traces.sealing import openings_line
 
 __all__ = ["ImproveReport", "finished_report", "write_json"]
@@ -53,5 +54,5 @@ def finished_report(path: Path, job: Mapping[str, Any]) -> ImproveReport | None:
 def write_json(path: Path, what: Mapping[str, Any]) -> None:
     """Writes a file that is never there in part."""
     scratch = path.with_name(f".{path.name}")
-    scratch.write_text(json.dumps(what, default=str), encoding="utf-8")
+    scratch.write_text(json.dumps(results(what), default=str), encoding="utf-8")
     scratch.replace(path)

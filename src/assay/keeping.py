@@ -20,6 +20,7 @@ from assay.jobs import Job
 from assay.optimizers import Student
 from assay.programs import program_version
 from assay.rubricfiles import portable_rubric
+from assay.scrubbing import said
 from assay.showing import shown_by
 from assay.sourcecode import alone
 from assay.sourcefiles import FILES, SourceFiles
@@ -80,7 +81,7 @@ def _missing(job: Job, path: Path) -> str | None:
         error = getattr(copy(**inputs), "_error", None)
         if error is None or getattr(job.student(**inputs), "_error", None) is not None:
             return None
-    return f"{type(error).__name__}: {error}"
+    return said(error)
 
 
 def _data(job: Job) -> Path:

@@ -27,6 +27,7 @@ from assay.models.failures import failure_of_run, is_own, unanswered
 from assay.rubrics import Rubric, ScoreResult, load_rubric
 from assay.rubrics.criteria import Failed
 from assay.rubrics.scoring import mark_unscored
+from assay.scrubbing import said
 from assay.traces import Recorder, Rollout, Store, ToolCall, Transition, store_url
 from assay.traces.ending import NO_ANSWER, NOT_RECORDED, final_answer, prediction_of
 from assay.traces.records import Verdict, new_id
@@ -140,7 +141,7 @@ def record(
                 except Exception as error:  # of the agent itself, unless the model or this package failed: then it is no score
                     rollout.failure = failure_of_run(error, rollout.transitions) or FailureKind.AGENT
                     own = is_own(rollout.failure) and not isinstance(error, AssayError)
-                    rollout.status, rollout.error = "failed" if own else "error", f"{type(error).__name__}: {error}"
+                    rollout.status, rollout.error = "failed" if own else "error", said(error)
                     raise
         finally:
             if scoring is not None and rollout.score is None and rollout.status in ("done", "failed"):

@@ -9,15 +9,19 @@ never out of what a model read or wrote: those texts stay byte for byte. Does no
 import base64
 import binascii
 import json
+import logging
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, TextIO, cast
 from urllib.parse import quote, unquote
 
-__all__ = ["MARK", "all_known", "credentials_in", "fields", "is_credential", "know", "known", "message", "results", "said", "without"]
+__all__ = [
+    "MARK", "all_known", "credentials_in", "fields", "is_credential", "know", "known", "message", "results", "said", "scrub_logs", "scrubbed",
+    "without",
+]  # fmt: skip
 
 MARK = "[key]"
 _configured: dict[str, None] = {}  # keys that this process was given
@@ -52,8 +56,8 @@ _LEFT = frozenset(("logprobs", "top_logprobs", "completion_probabilities", "toke
 # -- shapes
 
 _SECRETISH = r"(?=[\w.~+/=:-]*(?:[\d_.~+/=-]|[a-z][A-Z]|[A-Z][a-z]+[A-Z])|[\w.~+/=:-]{20})"  # no word of a sentence
-_LIKE_ONE = re.compile(rf"(?:(?:bearer|basic|token)\s+)?{_SECRETISH}[\w.~+/=:*-]{{6,}}", re.I)
-_SCHEME = re.compile(rf"\b(?P<scheme>bearer|basic)(?P<gap>\s+|%20|\+){_SECRETISH}(?P<value>[\w.~+/=:*-]{{6,}})", re.I)
+_LIKE_ONE = re.compile(rf"(?:(?i:bearer|basic|token)\s+)?{_SECRETISH}[\w.~+/=:*-]{{6,}}")
+_SCHEME = re.compile(rf"\b(?P<scheme>(?i:bearer|basic))(?P<gap>\s+|%20|\+){_SECRETISH}(?P<value>[\w.~+/=:*-]{{6,}})")
 _TOKENS = re.compile(
     r"(?<![A-Za-z0-9])(?:sk-[\w*.-]{8,}|[spr]k_(?:live|test)_\w{8,}|(?:gh[pousr]|github_pat)_\w{16,}|glpat-[\w-]{16,}|xox[a-z]-[\w-]{10,}"
     r"|(?:AKIA|ASIA)[A-Z2-7]{16}|AIza[\w-]{30,}|ya29\.[\w-]{16,}|hf_[A-Za-z0-9]{20,}|(?:gsk|r8|fw)_\w{16,}|(?:xai|pplx|nvapi)-[\w-]{16,}"
@@ -321,3 +325,57 @@ def _of_environment() -> list[str]:
         elif _VARIABLE.search(name):
             found += [value, *(part.strip() for part in value.split(","))] if "," in value else [value]
     return [value.strip() for value in found if value.strip()]
+
+
+# -- streams and logs
+
+
+def scrubbed(stream: TextIO, *, texts: bool = False) -> TextIO:
+    """A text stream without secrets: each piece that is written is read first. A secret that is written in two pieces is not seen.
+
+    Args:
+        texts: whether models' and agents' texts are written, of which only known secrets are taken out; else messages.
+    """
+    return cast(TextIO, _Stream(stream, known if texts else message))
+
+
+class _Stream:
+    def __init__(self, stream: TextIO, read: Callable[[str], str]) -> None:
+        self._stream, self._read = stream, read
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def __enter__(self) -> "_Stream":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def write(self, text: str) -> int:
+        self._stream.write(self._read(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+
+def scrub_logs() -> None:
+    """Log records of this process, of whatever logger, hold no secrets from now on."""
+    plain = logging.getLogRecordFactory()
+    if getattr(plain, "scrubs", False):
+        return
+
+    def record_of(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = plain(*args, **kwargs)
+        try:
+            record.msg, record.args = message(record.getMessage()), ()
+        except Exception:  # arguments that do not fit: logging itself says so
+            return record
+        if record.exc_info and record.exc_info[0] is not None:
+            record.exc_text = message(logging.Formatter().formatException(record.exc_info))
+        return record
+
+    record_of.scrubs = True  # type: ignore[attr-defined]
+    logging.setLogRecordFactory(record_of)

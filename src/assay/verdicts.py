@@ -37,6 +37,7 @@ from assay.optimizers import Progress, Session, mean_interval
 from assay.optimizers.judged import Judged, judge_items
 from assay.preflight import check_prices, preflight_judge
 from assay.rubrics import Rubric
+from assay.scrubbing import results
 from assay.traces import Rollout, Store
 from assay.traces.records import person_digest
 
@@ -216,7 +217,7 @@ def _write(path: Path, items: Sequence[Item], judged: Judged, values: Sequence[f
             sure = given[verdict] if given and verdict else None
             said = {"verdict": verdict, "value": values[at], "confidence": sure, "reason": judged.reasons[at] or None}
             line = {"item_id": item.id, **item.shown, **said}
-            file.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
+            file.write(json.dumps(results(line), ensure_ascii=False, default=str) + "\n")
 
 
 @trusts

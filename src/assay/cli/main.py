@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from assay import __version__
+from assay.scrubbing import scrub_logs, scrubbed
 
 __all__ = ["main"]
 
@@ -69,6 +70,8 @@ def main() -> None:
     from assay.errors import AssayError, BudgetExceeded, ConfigError, DataError, ParameterError, ProgramError, RubricError, StopRun
 
     signal.signal(signal.SIGTERM, _terminate)
+    scrub_logs()
+    sys.stdout, sys.stderr = scrubbed(sys.stdout, texts=True), scrubbed(sys.stderr)
     wrong_usage = (ConfigError, DataError, ParameterError, ProgramError, RubricError)
     code = 0
     try:

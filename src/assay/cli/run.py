@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from assay.cli.shared import Console, json_option, pairs, print_json, program_endpoint, task_timeout_option, trust_option
+from assay.scrubbing import results, said
 
 __all__ = ["command"]
 
@@ -74,7 +75,7 @@ def _many(program: str, file: str, out: str | None, options: dict[str, Any]) -> 
         for where, row in _rows(file):
             answer = _answer(predict, where, row, rename)
             failed += "error" in answer and "line" in answer
-            written.write(json.dumps(answer, ensure_ascii=False, default=str) + "\n")
+            written.write(json.dumps(results(answer), ensure_ascii=False, default=str) + "\n")
             written.flush()
             advance(1)
     if failed:
@@ -116,7 +117,7 @@ def _answer(predict: Any, where: str, row: Any, rename: dict[str, str]) -> dict[
         return {**known, **dict(predict(renamed(row, rename, where), where=where).items())}
     except Exception as error:
         at = re.search(r"\d+$", where)
-        return {"line": int(at[0]) if at else 0, "error": f"{type(error).__name__}: {error}"}
+        return {"line": int(at[0]) if at else 0, "error": said(error)}
 
 
 def _rows(file: str) -> Iterator[tuple[str, Any]]:

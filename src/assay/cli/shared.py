@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from assay.scrubbing import known, message, results
+
 __all__ = [
     "Console",
     "decision_options",
@@ -256,7 +258,7 @@ def print_json(value: Any) -> None:
     """One object on standard output."""
     context = click.get_current_context(silent=True)
     out: Any = sys.stdout if context is None else context.meta.get("stdout", sys.stdout)
-    out.write(json.dumps(value, ensure_ascii=False, allow_nan=False, default=str) + "\n")
+    out.write(known(json.dumps(results(value), ensure_ascii=False, allow_nan=False, default=str)) + "\n")
     out.flush()  # whoever waits for the line on a pipe gets it now
 
 
@@ -297,7 +299,7 @@ class Console:
         self.rich = Rich(stderr=True, highlight=False)
 
     def say(self, text: str) -> None:
-        self.rich.print(text, markup=False, soft_wrap=True)
+        self.rich.print(message(text), markup=False, soft_wrap=True)
 
     @contextmanager
     def bar(self, name: str, total: int | None) -> Iterator[Callable[[int], None]]:

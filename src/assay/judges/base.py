@@ -15,6 +15,7 @@ from assay.judges.calibration import Calibration
 from assay.models import sibling
 from assay.models.roles import Endpoint
 from assay.rubrics import JudgeSpec, NoGrade
+from assay.scrubbing import said
 
 __all__ = ["Judge", "Reading", "attempt", "make_spec", "rebuilt"]
 
@@ -161,7 +162,7 @@ def attempt(judge: Judge, given: Mapping[str, Any]) -> tuple[dspy.Prediction | N
     except AssayError:  # a missing package, a setting: no other judge makes up for it
         raise
     except Exception as error:
-        return None, f"{type(error).__name__}: {error}"
+        return None, said(error)
 
 
 def make_spec(spec: JudgeSpec | Mapping[str, Any] | str) -> JudgeSpec:

@@ -17,6 +17,7 @@ from assay.judges.reading import GUARD, meanings, shown_as
 from assay.models import sibling
 from assay.rubrics import Criterion, Grade, JudgeSpec, NoGrade
 from assay.rubrics.rubric import Resolver
+from assay.scrubbing import said
 from assay.traces import Rollout
 from assay.traces.recorder import aside
 
@@ -46,7 +47,7 @@ class _Asking:
         try:
             yield
         except Exception as error:
-            what = str(error) if isinstance(error, NoGrade) else f"{type(error).__name__}: {error}"
+            what = str(error) if isinstance(error, NoGrade) else said(error)
             model = getattr(self.judge, "model", None) or getattr(self.lm, "model", self.lm)
             own.status, own.error, own.failure = "error", what, FailureKind.JUDGE
             raise NoGrade(f"judge {self.named[:80]!r} ({model}): {what}") from error

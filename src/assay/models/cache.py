@@ -16,6 +16,7 @@ from typing import Any
 
 from assay.errors import AssayError
 from assay.models.ledger import KeyLocks
+from assay.scrubbing import known
 
 __all__ = ["CacheError", "ResponseCache"]
 
@@ -88,7 +89,7 @@ class ResponseCache:
         """Stores the record; never raises. By its request (`asked`) it can be found again to be erased."""
         if asked is not None:
             self._note(key, asked)
-        answer = zlib.compress(json.dumps(record, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+        answer = zlib.compress(known(json.dumps(record, ensure_ascii=False)).encode("utf-8", "surrogatepass"))
         try:
             with self._lock:
                 self._db.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", (_row_id(key), key, answer))

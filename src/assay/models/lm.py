@@ -34,6 +34,7 @@ from assay.models.roles import Endpoint, is_embedded, with_local_key
 from assay.models.scope import current_field, current_prices, current_sample, sample_scope, waits_for_servers
 from assay.models.streaming import events_in_pieces
 from assay.models.transports import accounted, went_by
+from assay.scrubbing import said
 
 __all__ = [
     "LanguageModel",
@@ -189,7 +190,7 @@ class RecordingEngine:
             request=request,
             response=kept_response(response, logprobs=False) if response is not None else None,
             text=text_of(response),
-            error=None if error is None else f"{type(error).__name__}: {error}",
+            error=None if error is None else said(error),
             failure=None if error is None else failure_of_call(error),
             cached=cached,
             constrained="response_format" in request.get("config", {}),

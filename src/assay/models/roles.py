@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from assay.errors import ConfigError
+from assay.scrubbing import know
 
 __all__ = ["PROVIDER", "Endpoint", "check_address", "is_embedded", "is_local", "with_local_key"]
 
@@ -91,6 +92,7 @@ class Endpoint:
             if not (key := os.environ.get(self.api_key_env)):
                 raise ConfigError(f"api_key_env names the environment variable {self.api_key_env}, which is not set: export {self.api_key_env}=…")
             found["api_key"] = key
+            know(key)
         return found
 
 

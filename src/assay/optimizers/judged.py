@@ -20,6 +20,7 @@ from assay.optimizers.session import Session
 from assay.programs import program_version
 from assay.rubrics import NoGrade
 from assay.rubrics.criteria import JudgeSpec
+from assay.scrubbing import said
 from assay.traces import Rollout
 
 __all__ = ["Judged", "joined", "judge_items", "only", "recalibrated"]
@@ -74,7 +75,7 @@ def judge_items(judge: Judge, items: Sequence[Item], session: Session, *, name: 
                 raise
             except BaseException as error:  # a verdict that fails is no verdict; the reason is kept
                 kind = FailureKind.TIMEOUT if isinstance(error, OverTime) else FailureKind.JUDGE
-                rollout.status, rollout.error, rollout.failure = "error", f"{type(error).__name__}: {error}", kind
+                rollout.status, rollout.error, rollout.failure = "error", said(error), kind
                 parts[index] = (None, rollout.error, prices)  # type: ignore[call-overload]
                 return
             finally:

@@ -31,6 +31,7 @@ from assay.optimizers.session import Session, Student
 from assay.optimizers.teleprompters import OPTIMIZERS, Proposal, check_optimizer, propose
 from assay.rubrics import Criterion, Grade, Rubric
 from assay.rubrics.criteria import JudgeSpec
+from assay.scrubbing import scrubbed
 from assay.traces import Rollout
 
 __all__ = ["JudgeConfig", "JudgeOutcome", "agreement_rubric", "compile_judge_prompts", "item_tasks"]
@@ -284,7 +285,11 @@ class _Search:
         proposal = Proposal(Student(copy.deepcopy(self.judge), self.session), train, val, self.session, threshold=0.5, demos=self.config.demos * 2)
         watch = Watch(self.judge, self.session.lm)
         log = self.folder / "dspy.log" if self.folder is not None else Path(os.devnull)
-        with open(log, "a") as file, repaired_dspy(file, self.session.seed, watch=watch), watch.listening(self.session.lm, self.session.prompt_lm):
+        with (
+            scrubbed(open(log, "a")) as file,
+            repaired_dspy(file, self.session.seed, watch=watch),
+            watch.listening(self.session.lm, self.session.prompt_lm),
+        ):
             compiled = propose(name, proposal).program
         if not isinstance(compiled, Judge):
             raise ConfigError(f"{name} makes another program around the judge, and what is compiled must be a judge")

@@ -33,6 +33,7 @@ from assay.optimizers.session import CONTINUES, Session, Student
 from assay.optimizers.statistics import Gain, differences_of
 from assay.optimizers.teleprompters import Proposal, auto_adapters, check_optimizer, propose
 from assay.programs import program_version
+from assay.scrubbing import scrubbed
 
 __all__ = ["CompileConfig", "CompileOutcome", "compile_prompts"]
 
@@ -116,7 +117,7 @@ def compile_prompts(student: Student, splits: Splits, session: Session, config: 
         session.progress.say(f"warning: {few}")
     stopped: str | None = None
     with (
-        open(folder / "dspy.log", "a") as log,
+        scrubbed(open(folder / "dspy.log", "a")) as log,
         repaired_dspy(log, session.seed, search.saw, search.watch, search.ran),
         search.watch.listening(session.lm, session.prompt_lm),
     ):

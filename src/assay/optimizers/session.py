@@ -23,6 +23,7 @@ from assay.programs.compose import is_agent
 from assay.programs.wrapping import as_prediction
 from assay.rubrics import Failed, Rubric, ScoreResult
 from assay.rubrics.scoring import mark_unscored
+from assay.scrubbing import said
 from assay.traces import Recorder, Rollout
 from assay.traces.listening import listening
 
@@ -261,7 +262,7 @@ class Student(dspy.Module):  # type: ignore[misc]
         if isinstance(error, SystemExit):
             return Failed(f"the program ended itself with sys.exit({error.code!r})", own=True, kind=FailureKind.AGENT)
         kind = failure_of_run(error, rollout.transitions) or FailureKind.AGENT
-        reason = f"{type(error).__name__}: {error}"
+        reason = said(error)
         if isinstance(error, AdapterParseError):
             self._keep_partial(error, inputs)
             self.session.recorder.unparsed(rollout, str(error.lm_response))

@@ -25,6 +25,7 @@ from typing import Any
 from assay.errors import Unscored
 from assay.models.failures import failure_of_program, is_own
 from assay.rubrics.criteria import Failed
+from assay.scrubbing import said
 
 __all__ = ["MissingScore", "protect_dspy", "protected_call"]
 
@@ -85,7 +86,7 @@ def _guarded(run: Callable[..., Any]) -> Callable[..., Any]:
             import dspy
 
             prediction = dspy.Prediction()
-            prediction._failed = Failed(f"{type(error).__name__}: {error}", own=False, kind=kind)
+            prediction._failed = Failed(said(error), own=False, kind=kind)
             prediction._broken = error
             return prediction
 

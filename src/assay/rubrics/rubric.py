@@ -18,6 +18,7 @@ from assay.models.scope import sample_scope, spending
 from assay.rubrics.conditions import check_conditions, condition
 from assay.rubrics.criteria import Check, Criterion, Failed, JudgeSpec, NoGrade
 from assay.rubrics.scoring import ScoreResult, combine, fields_of, grade
+from assay.scrubbing import said
 from assay.traces.records import Rollout, Verdict
 
 if TYPE_CHECKING:
@@ -302,7 +303,7 @@ def _answers(ask: Callable[[], Sequence[Any]], count: int) -> Sequence[Any]:
     except (KeyboardInterrupt, StopRun):
         raise
     except BaseException as error:
-        return [NoGrade(str(error) if isinstance(error, NoGrade) else f"{type(error).__name__}: {error}")] * count
+        return [NoGrade(str(error) if isinstance(error, NoGrade) else said(error))] * count
     return answers if len(answers) == count else [NoGrade(f"{len(answers)} grades for {count}: they cannot be told apart")] * count
 
 

@@ -14,6 +14,7 @@ from assay.errors import FailureKind, StopRun
 from assay.models.limits import within_limit
 from assay.models.scope import spending
 from assay.rubrics.criteria import Criterion, Failed, Grade, NoGrade
+from assay.scrubbing import said
 from assay.traces.records import Rollout, Verdict
 
 __all__ = ["ScoreResult", "combine", "fields_of", "grade", "mark_unscored", "mean_result"]
@@ -75,7 +76,7 @@ def _decided(criterion: Criterion, decide: Any, task: Any, prediction: dict[str,
     except (KeyboardInterrupt, StopRun):
         raise
     except BaseException as error:  # `sys.exit()` of a check is that check's failure
-        return _verdict(criterion, None, f"{type(error).__name__}: {error}{_place(criterion, error)}")
+        return _verdict(criterion, None, said(error) + _place(criterion, error))
     if isinstance(answer, Grade):
         found = _verdict(criterion, answer.value, answer.reason)
         found.label, found.confidence = answer.label, answer.confidence

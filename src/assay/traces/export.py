@@ -18,6 +18,7 @@ from typing import Any
 
 from assay.errors import ConfigError
 from assay.reprs import Shown
+from assay.scrubbing import fields
 from assay.traces.balance import Sampler
 from assay.traces.credit import Baseline, differs_by_turn, returns
 from assay.traces.export_config import ADVANTAGES, KINDS, ExportConfig
@@ -106,7 +107,8 @@ def export_traces(
         refuse_ungated(manifest)
         trl_files(scratch, config.kind, manifest, rubric=rubric, template=run.target.marked)
         run.save_table(scratch)
-        (scratch / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
+        manifest_text = json.dumps(fields(manifest, texts=True), indent=1, ensure_ascii=False, default=str)
+        (scratch / "manifest.json").write_text(manifest_text + "\n", encoding="utf-8")
         os.chmod(scratch, 0o755)
         try:
             claim_salt(store, splits.salt)  # what is exported as training data now can be no test task later

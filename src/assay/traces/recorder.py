@@ -17,6 +17,7 @@ from assay.models import Call
 from assay.models.failures import failure_of_program
 from assay.models.lm import LanguageModel
 from assay.models.transports import accounted, asking
+from assay.scrubbing import said
 from assay.traces.dialects import answer_of, chat_messages
 from assay.traces.identity import RolloutIds, outside_id
 from assay.traces.listening import listeners, listening
@@ -114,7 +115,7 @@ class Recorder:
                 yield rollout
         except BaseException as error:
             if rollout.status == "running":
-                rollout.status, rollout.error, rollout.failure = "error", f"{type(error).__name__}: {error}", failure_of_program(error)
+                rollout.status, rollout.error, rollout.failure = "error", said(error), failure_of_program(error)
             raise
         finally:
             missed.closed()
@@ -295,7 +296,7 @@ class Recorder:
         with self._lock:
             self._running.discard(id(tool))
         if error is not None:
-            tool.error = f"{type(error).__name__}: {error}"
+            tool.error = said(error)
             for transition in rollout.transitions:
                 if transition.failure is None and any(tool is other for other in transition.tools):
                     transition.failure = FailureKind.TOOL

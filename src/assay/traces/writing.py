@@ -12,7 +12,9 @@ from typing import Any, BinaryIO
 import orjson
 
 from assay.models.chattemplates import ChatTemplate
+from assay.scrubbing import fields
 from assay.traces.formats import JSON_COLUMNS
+from assay.traces.rows import as_json
 
 __all__ = ["RowWriter", "trl_files", "without_gc"]
 
@@ -57,6 +59,7 @@ class RowWriter:
         return self
 
     def write(self, row: dict[str, Any]) -> None:
+        row = _bare(row, self._json)
         line = _line(row, self._json)
         self._buffered.append(line)
         self.rows += 1
@@ -105,6 +108,18 @@ class RowWriter:
             with open(other, "rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
             self.files["data.parquet"] = {"rows": self.rows, "bytes": other.stat().st_size, "sha256": digest}
+
+
+def _bare(row: dict[str, Any], encoded: Sequence[str]) -> dict[str, Any]:
+    """The row without known secrets and fields for credentials: stores of older versions may hold some."""
+    bare: dict[str, Any] = fields(row, texts=True)
+    for name in encoded:
+        if name in ("input", "tools") and isinstance(text := bare.get(name), str):
+            read = orjson.loads(text)
+            told = fields(read, known_too=False, texts=name == "tools")
+            if told is not read:
+                bare = {**bare, name: as_json(told)}
+    return bare
 
 
 def _line(row: dict[str, Any], encoded: Sequence[str]) -> bytes:

@@ -18,6 +18,7 @@ from assay.optimizers.metrics import TaskRun
 from assay.optimizers.parameters.space import Point
 from assay.optimizers.session import Progress, Session, Student
 from assay.programs import BaseAgent
+from assay.scrubbing import said
 
 __all__ = ["AgentArena", "Arena", "ProgramArena"]
 
@@ -149,7 +150,7 @@ def _in_range(value: Any) -> bool:
 
 
 def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    return said(error)
 
 
 def task_name(task: Any) -> str:

@@ -1,0 +1,194 @@
+"""Secrets in what commands print, log, cache, export and keep of models that are asked in process."""
+
+import io
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+
+import assay
+from assay.models import ResponseCache
+from assay.scrubbing import MARK, fields, know, known, message, results, scrub_logs, scrubbed
+from assay.testing.serving import served
+from assay.traces import Recorder, Rollout, Store, Transition
+from assay.traces.writing import RowWriter
+
+
+def secret(number: int) -> str:
+    return f"plant{number:02d}Qz7wXk{number * 7919:06d}"
+
+
+@pytest.fixture
+def echo() -> Iterator[str]:
+    """A server that says back the key that it is sent: in a 401, or in the answer to a prompt that asks for it."""
+
+    async def answer(request: web.Request) -> web.Response:
+        told = f"the key is {request.headers.get('Authorization')}, {request.headers.get('X-Team')}"
+        if "say it" not in await request.text():
+            return web.json_response({"error": {"message": told}}, status=401)
+        choice = {"index": 0, "message": {"role": "assistant", "content": told}, "finish_reason": "stop"}
+        return web.json_response({"id": "1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", answer)
+    with served(app) as url:
+        yield url
+
+
+@pytest.mark.parametrize("engine", ["lm15", "litellm"])
+def test_a_model_that_says_its_key_back_leaves_it_in_no_store_cache_or_error(echo: str, tmp_path: Path, engine: str) -> None:
+    key = secret(1)
+    with Store(tmp_path / "s.db") as store:
+        recorder, cache = Recorder(store), ResponseCache(tmp_path / "cache.db")
+        lm = assay.get_lm("openai/m", api_base=f"{echo}/v1", api_key=key, num_retries=0, cache=cache, observers=[recorder.observe], engine=engine)
+        rollout = Rollout()
+        with pytest.raises(Exception, match="key"), recorder.rollout(rollout):
+            lm("hello")
+        with recorder.rollout(Rollout()):
+            lm("say it")
+            (again,) = lm("say it")
+        store.flush()
+        found = [t for r in store.rollouts() for t in store.rollout(r.id).transitions]
+    assert sorted(t.output for t in found) == ["", *[f"the key is Bearer {MARK}, None"] * 2]
+    assert again == f"the key is Bearer {MARK}, None"  # of the cache
+    assert MARK in str(rollout.error)
+    assert key not in str(rollout.error) + str(found)
+    assert key.encode() not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
+
+
+def test_a_key_that_litellm_reads_by_itself_is_known_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MISTRAL_API_KEY", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "PGPASSWORD", "MY_CLIENT_SECRET", "SERVICE_KEY_2"):
+        monkeypatch.setenv(name, secret(2))
+        assert known(f"a {secret(2)} b") == f"a {MARK} b", name
+        monkeypatch.delenv(name)
+        assert known(f"a {secret(2)} b") == f"a {secret(2)} b", name
+    monkeypatch.setenv("QUEUE_URL", f"amqp://u:{secret(3)}@h/d")
+    assert secret(3) not in known(f"x {secret(3)}")
+
+
+@pytest.mark.parametrize("value", ["none", "password", "/home/me/token", "12345", "true", "not-needed", "sunshine", "ollama"])
+def test_a_word_that_stands_for_a_key_is_not_taken_out_of_texts(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", value)
+    know(value)
+    assert known(f"a text about {value} and more") == f"a text about {value} and more"
+
+
+@pytest.mark.parametrize(
+    ("text", "bare"),
+    [
+        ("Incorrect API key provided: sk-proj-abc***xyz. See https://h/keys", f"Incorrect API key provided: {MARK} See https://h/keys"),
+        ("Authorization: Bearer abcDEF123", f"Authorization: Bearer {MARK}"),
+        ("{'Authorization': 'Basic dXNlcjpwYXNz'}", f"{{'Authorization': 'Basic {MARK}'}}"),
+        ('{"x-api-key": "hunter2hunter2", "n": 1}', f'{{"x-api-key": "{MARK}", "n": 1}}'),
+        ("OPENAI_API_KEY=hunter2hunter2 is wrong", f"OPENAI_API_KEY={MARK} is wrong"),
+        ("cannot open postgresql+psycopg://me:hunter2@db:5432/x", f"cannot open postgresql+psycopg://{MARK}@db:5432/x"),
+        ("GET https://h/v1?key=hunter2hunter2&alt=json: 403", f"GET https://h/v1?key={MARK}&alt=json: 403"),
+        ("password: hunter2", f"password: {MARK}"),
+        ("max_tokens: 4096 is more than 2048", "max_tokens: 4096 is more than 2048"),
+        ("the basic understanding of bearer certificates", "the basic understanding of bearer certificates"),
+        (
+            "api_key_env names the environment variable MY_KEY, which is not set",
+            "api_key_env names the environment variable MY_KEY, which is not set",
+        ),
+        ("token: required", "token: required"),
+    ],
+)
+def test_messages_lose_keys_and_keep_what_they_say(text: str, bare: str) -> None:
+    assert message(text) == bare
+    assert message(bare) == bare
+
+
+def test_results_keep_texts_and_lose_keys_of_errors() -> None:
+    said = "Authorization: Bearer abcDEF123"
+    told: dict[str, Any] = {"output": said, "error": said, "why_failed": said, "rows": [{"answer": said, "reason": said}], "api_key": secret(4)}
+    bare = f"Authorization: Bearer {MARK}"
+    assert results(told) == {"output": said, "error": bare, "why_failed": bare, "rows": [{"answer": said, "reason": bare}], "api_key": MARK}
+    plain = {"a": [1, 2.5, None, True, {"b": "c"}], "max_tokens": 5}
+    assert results(plain) is plain
+    assert fields(plain) is plain
+
+
+def test_streams_and_logs_hold_no_secrets(caplog: pytest.LogCaptureFixture) -> None:
+    know(secret(5))
+    out, texts = io.StringIO(), io.StringIO()
+    print(f"failed: Bearer abcDEF123 {secret(5)}", file=scrubbed(out))
+    print(f"said: Bearer abcDEF123 {secret(5)}", file=scrubbed(texts, texts=True))
+    assert (out.getvalue(), texts.getvalue()) == (f"failed: Bearer {MARK} {MARK}\n", f"said: Bearer abcDEF123 {MARK}\n")
+    before = logging.getLogRecordFactory()
+    try:
+        scrub_logs()
+        with caplog.at_level(logging.INFO):
+            logging.getLogger("any.library").info("sent %s with %s", {"Authorization": "Bearer abcDEF123"}, secret(5))
+            try:
+                raise ValueError(f"bad {secret(5)}")
+            except ValueError:
+                logging.getLogger("any.library").exception("it failed")
+    finally:
+        logging.setLogRecordFactory(before)
+    assert "abcDEF123" not in caplog.text
+    assert secret(5) not in caplog.text
+    assert "ValueError: bad [key]" in caplog.text
+
+
+@pytest.mark.parametrize("parquet", [False, True])
+def test_rows_of_stores_that_held_secrets_are_exported_without_them(tmp_path: Path, parquet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", secret(6))
+    request = {"body": {"messages": [{"role": "user", "content": f"x {secret(6)}"}], "tools": [{"type": "mcp", "authorization": secret(7)}]}}
+    row: dict[str, Any] = {"output": f"y {secret(6)}", "input": request, "tools": [], "t": 0}
+    if parquet:
+        from assay.traces.writing import _schema
+
+        encoded = dict.fromkeys(("adapters", "token_ids", "logprobs", "step_rewards", "tools"), "[]") | {"input": orjson.dumps(request).decode()}
+        row = dict.fromkeys(name for name, _ in _schema()) | row | encoded
+    with RowWriter(tmp_path, parquet=parquet) as writer:
+        writer.write(row)
+    text = (tmp_path / "data.jsonl").read_text()
+    assert text.count(MARK) == 3
+    assert not re.search(r"plant0[67]", text + "".join(map(str, (path.read_bytes() for path in tmp_path.iterdir()))))
+
+
+def test_a_command_prints_no_key_that_a_server_says_back(echo: str, tmp_path: Path) -> None:
+    (tmp_path / "p.py").write_text('import dspy\n\n\nclass P(dspy.Module):\n    def __init__(self):\n        super().__init__()\n        self.ask = '
+                                   'dspy.Predict("question -> answer")\n\n    def forward(self, question):\n        return self.ask(question=question)\n')  # fmt: skip
+    key = secret(8)
+    for more in ((), ("--json",)):
+        command = [sys.executable, "-m", "assay", "run", "p.py:P", "question=x", "--model", "openai/m", "--api-base", f"{echo}/v1", *more]
+        environ = {**os.environ, "MY_KEY": key, "ASSAY_DEBUG": "1" if more else ""}
+        done = subprocess.run([*command, "--api-key-env", "MY_KEY"], cwd=tmp_path, capture_output=True, text=True, env=environ, timeout=120)
+        assert done.returncode == 1
+        assert MARK in done.stderr
+        assert key not in done.stdout + done.stderr
+    assert not any(key.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+
+def test_a_store_says_no_password(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "assay", "traces", "stats", "--store", "postgresql://me:hunter2@127.0.0.1:9/x"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1
+    assert "hunter2" not in done.stdout + done.stderr
+
+
+def test_verdicts_and_tool_results_lose_known_secrets_and_nothing_else(tmp_path: Path) -> None:
+    know(secret(9))
+    request = {"body": {"messages": [{"role": "tool", "content": f"env: {secret(9)}; password: hunter2"}]}}
+    with Store(tmp_path / "s.db") as store:
+        rollout = Rollout()
+        store.put_rollout(rollout)
+        store.put_transition(rollout.id, Transition(t=0, model="m", request=request, output=json.dumps({"password": "hunter2"})))
+        store.flush()
+        (found,) = store.rollout(rollout.id).transitions
+    assert found.request["body"]["messages"][0]["content"] == f"env: {MARK}; password: hunter2"
+    assert found.output == '{"password": "hunter2"}'
