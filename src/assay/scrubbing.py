@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote
 
 __all__ = [
     "MARK", "all_known", "credentials_in", "fields", "is_credential", "know", "known", "message", "results", "said", "scrub_logs", "scrubbed",
-    "without",
+    "unscrubbed", "without",
 ]  # fmt: skip
 
 MARK = "[key]"
@@ -337,6 +337,11 @@ def scrubbed(stream: TextIO, *, texts: bool = False) -> TextIO:
         texts: whether models' and agents' texts are written, of which only known secrets are taken out; else messages.
     """
     return cast(TextIO, _Stream(stream, known if texts else message))
+
+
+def unscrubbed(stream: TextIO) -> TextIO:
+    """The stream beneath, for the one secret that is made to be shown: a key that its owner needs."""
+    return stream._stream if isinstance(stream, _Stream) else stream
 
 
 class _Stream:

@@ -25,7 +25,7 @@ def test_what_takes_too_long_is_left_and_says_whether_a_model_was_asked(asks: bo
 
     def waits() -> None:
         if asks:
-            with asking_model():
+            with asking_model(), limited(5):
                 within_limit(lambda: time.sleep(3), "inner")
         time.sleep(3)
 

@@ -102,7 +102,12 @@ def test_a_row_without_a_verdict_is_no_number(tmp_path: Path) -> None:
     def now_and_then(request: Any) -> Any:
         return TimeoutError("too slow") if next(calls) % 3 == 0 else kind(request)
 
-    data = score_rows(MOOD, data=rows_file(tmp_path / "d.jsonl", labelled=0), out=tmp_path / "v.jsonl", **options(tmp_path, now_and_then, threads=1))
+    data = score_rows(
+        MOOD,
+        data=rows_file(tmp_path / "d.jsonl", labelled=0),
+        out=tmp_path / "v.jsonl",
+        **options(tmp_path, now_and_then, threads=1, preflight=False),
+    )
     lines = [json.loads(line) for line in (tmp_path / "v.jsonl").read_text().splitlines()]
     missing = [line for line in lines if line["verdict"] is None]
     assert data["unscored"] == len(missing) > 0
@@ -352,6 +357,8 @@ def test_of_a_dead_model_nothing_is_covered_and_rows_of_one_thing_are_one(tmp_pa
     rows.write_text("".join(json.dumps({"output": f"thing {at % 4}"}) + "\n" for at in range(12)))
     found = score_rows(PointwiseJudge(GOOD.spec, shows=["output"]), data=str(rows), **options(tmp_path))
     assert (found["rows"], found["n"], found["unscored"]) == (12, 4, 0)
-    dead = score_rows(PointwiseJudge(GOOD.spec, shows=["output"]), data=str(rows), **options(tmp_path, lambda request: assay_error(), cache=False))
+    dead = score_rows(
+        PointwiseJudge(GOOD.spec, shows=["output"]), data=str(rows), **options(tmp_path, lambda request: assay_error(), cache=False, preflight=False)
+    )
     assert (dead["coverage"], dead["mean"], dead["unscored"]) == (0.0, None, 4)
     assert [gap["n"] for gap in dead["undecided"].values()] == [4]

@@ -3,11 +3,13 @@
 import asyncio
 import logging
 import signal
+import sys
 from typing import Any
 
 import click
 
 from assay.cli.shared import Console, print_json
+from assay.scrubbing import unscrubbed
 
 __all__ = ["command"]
 
@@ -79,11 +81,11 @@ async def _serve(
     address = f"http://{'[' + host + ']' if ':' in host else host}:{where}"
     opened.put_run(run_id, kind="serve", config=config, status="running", started_at=started)
     if as_json:
-        print_json({"url": address, "model": answers.name, "run": run_id, **({"key": gateway.access.key} if key is None else {})})
+        print_json({"url": address, "model": answers.name, "run": run_id, **({"key": gateway.access.key} if key is None else {})}, with_key=True)
     shown.say(f"{answers.name} at {address}, recorded in {shown_url(store_url(store)).removeprefix('sqlite:///')}; Ctrl-C ends it")
     shown.say(f"  OPENAI_BASE_URL={address}/v1  ANTHROPIC_BASE_URL={address}" + ("" if key is None else "  (callers must send the key)"))
     if key is None:
-        shown.say(f"  ASSAY_KEY={gateway.access.key}  (for this run: rewards, feedback, the model, counts)")
+        print(f"  ASSAY_KEY={gateway.access.key}  (for this run: rewards, feedback, the model, counts)", file=unscrubbed(sys.stderr), flush=True)
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)

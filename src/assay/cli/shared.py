@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from assay.scrubbing import known, message, results
+from assay.scrubbing import known, message, results, unscrubbed
 
 __all__ = [
     "Console",
@@ -254,11 +254,12 @@ def json_option(help_text: str = "One JSON object on standard output, nothing el
     return click.option("--json", "as_json", is_flag=True, is_eager=True, callback=redirect, help=help_text)
 
 
-def print_json(value: Any) -> None:
-    """One object on standard output."""
+def print_json(value: Any, *, with_key: bool = False) -> None:
+    """One object on standard output. `with_key`: it holds a key that was made for the user, and is printed as it is."""
     context = click.get_current_context(silent=True)
     out: Any = sys.stdout if context is None else context.meta.get("stdout", sys.stdout)
-    out.write(known(json.dumps(results(value), ensure_ascii=False, allow_nan=False, default=str)) + "\n")
+    text = json.dumps(value if with_key else results(value), ensure_ascii=False, allow_nan=False, default=str)
+    (unscrubbed(out) if with_key else out).write((text if with_key else known(text)) + "\n")
     out.flush()  # whoever waits for the line on a pipe gets it now
 
 
