@@ -92,3 +92,11 @@ def test_tenant_and_consent_columns_of_a_file_reach_the_filters_of_exports(proje
     with assay.Store() as store:
         whose = {(rollout.tenant, rollout.consent) for rollout in store.rollouts(limit=None)}
     assert whose == {("a", "yes"), ("b", "yes"), ("a", "no"), ("b", "no")}
+
+
+def test_an_evaluation_on_tasks_that_the_compile_selected_on_says_so(project: dict[str, Any]) -> None:
+    lm = scripted_lm(lambda request: '{"answer": "4"}')
+    report = assay.compile(dspy.Predict("question -> answer"), lm=lm, **SMALL, **project)
+    on_val, on_gate = (assay.evaluate(str(report.artifact), lm=lm, split=split, **project).to_dict() for split in ("val", "gate"))
+    assert any("were used to compile" in note for note in on_val["notes"])
+    assert not any("were used to compile" in note for note in on_gate["notes"])

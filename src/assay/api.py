@@ -402,6 +402,11 @@ def evaluate(
         tasks = job.splits.unseal() if split == "test" else getattr(job.splits, split)
         job.session.know(tasks, split)
         used = len(job.made_with() & {task.content_hash[:HASH] for task in tasks})
+        if used:
+            notes.append(
+                f"{used} of these {len(tasks)} tasks were used to compile {config.program} (demonstrations and selection): its score on them "
+                "is biased upwards; the splits gate and test have others"
+            )
         known = job.runs_before("evaluate")
         try:
             if any((task.id, sample) not in known for task in tasks for sample in range(samples)):

@@ -277,8 +277,8 @@ def _program(judge: Judge) -> str:
 def judge_session(run: Run, judge: Judge, progress: Progress, *, seed: int = 0) -> Iterator[Session]:
     """What `judge_items` needs of an open run."""
     yield Session(
-        lm=run.lm, rubric=agreement_rubric(judge.spec), recorder=run.recorder, meter=run.meter, program_name=_program(judge), seed=seed,
-        threads=run.threads, progress=progress, prompt_lm=run.reflection,
+        lm=run.lm, rubric=agreement_rubric(judge.spec), recorder=run.recorder, meter=run.meter, program_name=_program(judge),
+        source="judge", seed=seed, threads=run.threads, progress=progress, prompt_lm=run.reflection,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import assay
 from assay.errors import BudgetExceeded, ConfigError, DataError, ModelError
+from assay.exporting import export, score_rollouts
 from assay.judges import Judge, ListwiseJudge, PairwiseJudge, PointwiseJudge
 from assay.judges.audit import BASES
 from assay.judging import question_key
@@ -362,3 +363,14 @@ def test_of_a_dead_model_nothing_is_covered_and_rows_of_one_thing_are_one(tmp_pa
     )
     assert (dead["coverage"], dead["mean"], dead["unscored"]) == (0.0, None, 4)
     assert [gap["n"] for gap in dead["undecided"].values()] == [4]
+
+
+def test_what_judge_commands_ask_is_no_agents_rollout(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: said, check: answered}\n")
+    score_rows(MOOD, data=rows_file(tmp_path / "d.jsonl", labelled=0), **options(tmp_path, kind))
+    audit_judge(GOOD, **options(tmp_path))
+    with Store(tmp_path / ".assay" / "a.db") as store:
+        assert {rollout.source for rollout in store.rollouts(limit=None)} == {"judge"}
+    assert score_rollouts(tmp_path / "r.yaml", store=tmp_path / ".assay" / "a.db", again=True)["scored"] == 0
+    with pytest.raises(DataError, match="nothing to export"):
+        export("sft", out=tmp_path / "out", store=tmp_path / ".assay" / "a.db")

@@ -60,7 +60,7 @@ def judge_items(judge: Judge, items: Sequence[Item], session: Session, *, name: 
     def one(index: int) -> None:
         item = items[index]
         rollout = Rollout(
-            task_id=item.id[:200], task_type="verdict", program=session.program_name, program_version=version, model=session.lm.model,
+            task_id=item.id[:200], task_type="verdict", source="judge", program=session.program_name, program_version=version, model=session.lm.model,
             seed=session.seed, split=split, inputs=dict(item.shown),
         )  # fmt: skip
         rollout.group_id = rollout.task_id

@@ -66,6 +66,7 @@ class Session:
     recorder: Recorder
     meter: Meter
     program_name: str = ""
+    source: str = "program"  # of its rollouts; `judge` where a judge is compiled, audited or at work on rows
     seed: int = 0
     threads: int = 4
     progress: Progress = field(default_factory=Progress)
@@ -219,6 +220,7 @@ class Student(dspy.Module):  # type: ignore[misc]
             task_id=task_id,
             task_type=task.task_type if task else "default",
             group_id=task_id if group is None else f"{group}/{task_id}",
+            source=session.source,
             program=session.program_name,
             program_version=self.fixed_version or program_version(self.program, settings["adapter"]),
             parameters=settings["parameters"],

@@ -365,13 +365,13 @@ def count_turns(store: Store, selection: Selection) -> int:
 
 
 def check_named(store: Store, selection: Selection) -> None:
-    """Refuses a run, program, task type or source that no rollout has.
+    """Refuses a run, program, task type, source or tenant that no rollout has.
 
     Raises:
         DataError: which, and what there is.
     """
     with store.engine.connect() as connection:
-        for what, (column, values) in selection.named().items():
+        for what, (column, values) in {**selection.named(), "tenant": (schema.rollouts.c.tenant, selection.tenants)}.items():
             for value in values:
                 if connection.execute(sa.select(sa.literal(1)).where(column == value).limit(1)).first() is None:
                     there = connection.execute(sa.select(column).where(column.is_not(None)).distinct().limit(_NAMED + 1)).scalars().all()
