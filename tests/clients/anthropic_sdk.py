@@ -51,12 +51,14 @@ last = client.beta.messages.tool_runner(**asked, messages=messages, tools=[calcu
 messages.append({"role": "assistant", "content": last.content})
 messages.append({"role": "user", "content": "a thread"})
 thread = client.beta.messages.create(**asked, messages=messages, thread={"type": "create"})
-client.beta.messages.create(
+continued = client.beta.messages.create(
     model=asked["model"],
     max_tokens=50,
     messages=[{"role": "user", "content": "that goes on"}],
     thread={"type": "continue", "previous_message_id": thread.id},
 )
 messages.append({"role": "assistant", "content": thread.content})
+messages.append({"role": "user", "content": "that goes on"})
+messages.append({"role": "assistant", "content": continued.content})
 messages.append({"role": "user", "content": "as a product, please"})
 print(json.dumps({"answer": client.messages.parse(**asked, messages=messages, output_format=Product).parsed_output.model_dump()}))

@@ -226,12 +226,13 @@ class Conversations(Generic[R]):
         """By the longest beginning of the conversation that a rollout was asked or answered."""
         brought = tool_results(request.messages).keys()
         for at in reversed(range(len(request.chain) - 1)):
-            key = request.chain[at]
-            if answered := self._at("answer", key):
-                return _first([live for live in answered if live.trail.at == key], brought)  # None: all have gone on from there
-            if asked := self._at("request", key):
-                later = request.messages[at + 1 :]
-                return _first([live for live in asked if live.trail.asked == key and _says(live.trail.said, later)], brought)
+            key, later = request.chain[at], request.messages[at + 1 :]
+            been = self._at("answer", key)
+            here = [live for live in been if live.trail.at == key]
+            if not been and (been := self._at("request", key)):
+                here = [live for live in been if live.trail.asked == key and _says(live.trail.said, later)]
+            if been:  # None: all have gone on from there
+                return _first(here, brought) or _first([live for live in been if _ends_with(later, live.trail.said)], brought)
         owners = {live.rollout.id: live for call_id in brought for live in self._at("call", call_id)}
         return next(iter(owners.values())) if len(owners) == 1 else None  # of a conversation that was written anew
 
@@ -253,6 +254,12 @@ def _first(fits: Iterable[R], brought: Iterable[str]) -> R | None:
     ids = set(brought)
     free = [live for live in fits if not live.in_flight]
     return min(free, key=lambda live: (ids.isdisjoint(live.trail.calls), live.touched), default=None)
+
+
+def _ends_with(later: Sequence[Message], said: Message) -> bool:
+    """Whether the last answer in these messages is what a rollout said last: the client kept on its own what a server's thread had kept before."""
+    last = max((at for at, message in enumerate(later) if message.get("role") == "assistant"), default=None)
+    return last is not None and _says(said, later[last:])
 
 
 def _says(said: Message, later: Sequence[Message]) -> bool:
