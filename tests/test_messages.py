@@ -136,6 +136,26 @@ def test_the_first_trial_has_the_defaults_and_ties_are_level(place: Path) -> Non
     assert tuned(temperature=0.3)["history"][0]["parameters"] == {"temperature": 0.3}
 
 
+def test_a_default_that_stays_is_compared_with_no_other_default(place: Path) -> None:
+    data = tuning.tune("triage.py", rubric="r.yaml", data=ROWS, lm=lm(), trials=2, adapter="json", store=place / "a.db").to_dict()
+    assert data["best"] == data["history"][0]["parameters"] == {"temperature": 0.7}
+    assert data["gate"] is None  # the default of the first trial and the one that gate and test compare with are the same
+    assert "no point was better on val than the default; it stays" in data["notes"]
+    assert any("set no temperature: the default is 0.7" in note for note in data["notes"])
+    with assay.Store(place / "a.db") as store:
+        judged = [rollout.parameters for rollout in store.rollouts() if rollout.split == "test"]
+    assert judged
+    assert all(parameters == {"temperature": 0.7} for parameters in judged)
+
+
+def test_a_model_whose_temperature_no_agent_can_have_keeps_it_as_the_default(place: Path) -> None:
+    model = lm()
+    model.kwargs["temperature"] = 0.0
+    data = tuning.tune("triage.py", rubric="r.yaml", data=ROWS, lm=model, trials=1, adapter="json").to_dict()
+    assert data["history"][0]["parameters"] == {"temperature": 0.1}
+    assert any("the model's temperature 0 is outside 0.1 to 2: the first trial has 0.1" in note for note in data["notes"])
+
+
 def test_the_command_says_that_trials_are_level(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from assay.cli import tune as tune_command
 

@@ -103,12 +103,12 @@ def replay_changed(source: Any, judge: Judge, session: Session) -> list[str]:
     return alarms
 
 
-def replay_of_rubric(rubric: Rubric, session: Session, *, own_models: bool = False) -> list[str]:
-    """The alarms of all compiled judges that a rubric uses, under the model that judges for it; for `own_models` see `assay.jobs.load_rubric`."""
+def replay_of_rubric(rubric: Rubric, session: Session) -> list[str]:
+    """The alarms of all compiled judges that a rubric uses, under the model that judges for it."""
     alarms: list[str] = []
     uses: Mapping[str, None] = dict.fromkeys(c.judge.use for c in rubric.criteria if c.judge is not None and c.judge.use)
     for source in dict.fromkeys(part for use in uses for part in compiled_parts(use)):
-        judge = load_judge(source, own_model=own_models)
+        judge = load_judge(source, own_model=session.own_models)
         if isinstance(judge, Judge):
             own = replace(session, lm=session.judge_lm or session.lm, rubric=agreement_rubric(judge.spec))
             alarms += replay_changed(source, judge, own)

@@ -294,7 +294,7 @@ def compile(
         measured = checked(job, job.splits.val, split="val")
         _announce(job, shown, config, decisions, measured)
         warnings += [*(measured.warnings if measured else ()), *rehearsed(job)]
-        alarms = replay_of_rubric(job.session.rubric, job.session, own_models=not job.config.names_judge)
+        alarms = replay_of_rubric(job.session.rubric, job.session)
         outcome = compile_prompts(job.student, job.splits, job.session, check, folder=job.folder)
         outcome.notes += [*warnings, *alarms]
         report = CompileReport(Path(), outcome, job.session.meter, config, job.session.recorder.unrecorded, job.store.dropped)
@@ -412,7 +412,7 @@ def evaluate(
             if any((task.id, sample) not in known for task in tasks for sample in range(samples)):
                 measured = checked(job, tasks, split=split)
                 notes += measured.warnings if measured else ()
-            alarms = replay_of_rubric(job.session.rubric, job.session, own_models=not job.config.names_judge)
+            alarms = replay_of_rubric(job.session.rubric, job.session)
             with job.session.phase("evaluate"):
                 run_evaluation(job.student, tasks, job.session, name=f"evaluate: {split}", samples=samples, into=evaluation, known=known)
         except BudgetExceeded as cap:

@@ -94,7 +94,7 @@ def _check_watch(job: Job, trial: Trial) -> None:
     """Has the judges of the watching rubric answer; the program's run comes from the cache."""
     if trial.watch is None or not job.config.preflight:
         return
-    watch = load_rubric(trial.watch, judge_lm=job.session.judge_lm, own_models=not job.config.names_judge)
+    watch = job.rubric_beside(trial.watch)
     if watch.needs_judge:
         tasks = getattr(job.splits, trial.split)
         preflight(replace(job.session, rubric=watch), job.student, tasks, split=trial.split, max_cost_usd=job.config.max_cost_usd)

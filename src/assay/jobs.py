@@ -178,9 +178,9 @@ class RunConfig(CommonConfig):
     task_timeout: float = DEFAULT_S
 
     @property
-    def names_judge(self) -> bool:
-        """Whether a model or an address is named for judges."""
-        return bool(self.judge_model or self.judge_api_base or self.judge_api_key_env)
+    def own_models(self) -> bool:
+        """Whether compiled judges ask the model that they were calibrated with: no model and no address is named for judges."""
+        return not (self.judge_model or self.judge_api_base or self.judge_api_key_env)
 
     @property
     def generation(self) -> dict[str, Any]:
@@ -283,6 +283,10 @@ class Job:
     ended: bool = False  # before: its report was given again, and nothing was run
     was_done: bool = False  # an earlier process had done all of it
 
+    def rubric_beside(self, source: str | Path | Rubric) -> Rubric:
+        """Another rubric than the job's own, decided by the same models."""
+        return load_rubric(source, judge_lm=self.session.judge_lm, own_models=self.session.own_models)
+
     def runs_before(self, phase: str) -> dict[tuple[str, int], Any]:
         """Runs of a phase that an earlier process finished, see `finished_runs`. Of a job that was done those that failed as well: it is only
         reported again."""
@@ -353,9 +357,9 @@ def open_job(
     with open_run(config, lm=lm, progress=progress, store=store, resume=resume) as run, ExitStack() as closing:
         judge = _judge_lm(config, run.lm, run.model)
         session = Session(
-            lm=run.lm.copy(**config.generation), rubric=load_rubric(checked, judge_lm=judge, own_models=not config.names_judge),
+            lm=run.lm.copy(**config.generation), rubric=load_rubric(checked, judge_lm=judge, own_models=config.own_models),
             recorder=run.recorder, meter=run.meter, program_name=name, seed=config.seed, threads=run.threads, progress=progress,
-            prompt_lm=run.reflection, judge_lm=judge, task_timeout=config.task_timeout,
+            prompt_lm=run.reflection, judge_lm=judge, own_models=config.own_models, task_timeout=config.task_timeout,
         )  # fmt: skip
         if config.executor == "ray":
             checks = [c.check for c in checked.criteria if c.check]
@@ -403,7 +407,7 @@ def _keep_splits(job: Job, opens_as: str) -> None:
 
 def _judge_lm(config: RunConfig, lm: LanguageModel, make: Callable[..., LanguageModel]) -> LanguageModel:
     """The model of the rubric's judges: the program's own, unless another model or address is named for them."""
-    if not config.names_judge:
+    if config.own_models:
         return lm.copy(temperature=0.1)
     name = config.judge_model or lm.model
     return make(name, temperature=0.1, **config.client("judge", name, lm))
@@ -419,9 +423,9 @@ def _session_on_a_host(config: RunConfig, rubric: Rubric, program: str, run_id: 
     lm = get_lm(config.model, **shared, **config.client("program", config.model))
     judge = _judge_lm(config, lm, functools.partial(get_lm, **shared))
     return Session(
-        lm=lm.copy(**config.generation), rubric=load_rubric(rubric, judge_lm=judge, own_models=not config.names_judge),
+        lm=lm.copy(**config.generation), rubric=load_rubric(rubric, judge_lm=judge, own_models=config.own_models),
         recorder=recorder, meter=meter, program_name=program, seed=config.seed,
-        threads=1, judge_lm=judge, task_timeout=config.task_timeout,
+        threads=1, judge_lm=judge, own_models=config.own_models, task_timeout=config.task_timeout,
     )  # fmt: skip
 
 

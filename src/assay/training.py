@@ -129,7 +129,7 @@ def train(
         kept = [bench(one.program, one.rubric, one.data, {"temperature": settings.temperature}, False)[0] for one in others]
         for one, other in itertools.permutations([main, *kept], 2):
             one.session.meter.beside(other.session.meter)  # the caps are of the whole training
-        watcher = load_rubric(watching, judge_lm=job.session.judge_lm, own_models=not job.config.names_judge) if watching is not None else None
+        watcher = job.rubric_beside(watching) if watching is not None else None
         if job.config.preflight and not rank():
             shown.say("preflight: one task, each judge once")
             _tried(main, job.splits.train, engine, watcher, job.config.max_cost_usd)

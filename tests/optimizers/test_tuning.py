@@ -87,6 +87,17 @@ def test_a_rollout_becomes_a_run() -> None:
     assert run_of(rollout, score=1.0, has_tools=False).tools_needed is None
 
 
+def test_a_result_that_the_next_predictor_reads_was_used_and_is_no_conclusion() -> None:
+    search = ToolCall(name="search", arguments={"query": "tall"}, result="Everest. K2.")
+    asked = {"messages": [{"role": "user", "content": "[[ ## context ## ]]\nEverest. K2.\n\n[[ ## question ## ]]\nWhich is tall?"}]}
+    turns = [Transition(t=0, model="m", request={}, tools=[search]), Transition(t=1, model="m", request=asked, output="the first")]
+    found = run_of(Rollout(task_id="t", prediction={"answer": "the first"}, transitions=turns), score=1.0, has_tools=True)
+    assert (found.tools_good, found.reasoning) == (1, "")
+    assert (measure([found]).tool_usage, measure([found]).coherence) == (1.0, None)
+    early = Rollout(task_id="t", prediction={"answer": "the first"}, transitions=[turns[1]], early_tools=[search])
+    assert run_of(early, score=1.0, has_tools=True).tools_good == 1
+
+
 def test_an_evaluator_of_ones_own_goes_first() -> None:
     assert measure([run(score=0.2, metrics={"accuracy": 0.9, "coherence": 0.4, "unknown": 1.0})]).accuracy == 0.9
 

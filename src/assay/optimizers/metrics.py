@@ -14,8 +14,8 @@ from typing import Any
 from assay.datasets import Task
 from assay.errors import ConfigError
 from assay.rubrics import Rubric
-from assay.rubrics.steps import is_used, plain_text
-from assay.traces import Rollout, ToolCall
+from assay.rubrics.steps import is_used, passed_on, plain_text
+from assay.traces import Rollout, ToolCall, Transition
 
 __all__ = ["METRICS", "AgentEvaluator", "AgentMetrics", "Budget", "TaskRun", "before_and_after", "measure", "run_of"]
 
@@ -93,8 +93,8 @@ def measure(runs: Sequence[TaskRun], *, budget: Budget | None = None) -> AgentMe
     - accuracy: the mean score of the runs that have one.
     - efficiency: the mean over runs of 1 - mean(min(1, used / budget)) over what is known of steps, tokens and seconds.
     - coherence: the mean of two agreements, of those that can be measured: the share of runs whose answer stands at the end of
-      their reasoning (its last number, or in its last sentence) or of their tool results; and over tasks with several samples,
-      the share of their pairs with equal answers.
+      their reasoning (its last number, or in its last sentence) or, without one, of their last tool result, unless the program
+      passed that on to a later step; and over tasks with several samples, the share of their pairs with equal answers.
     - adaptability: the mean score of the worst task type divided by the mean score, at most 1; undefined with one task type,
       or with a mean of 0.
     - tool_usage: the mean over runs of good / max(made, needed), good calls being those eligible, executed and used; a run that
@@ -193,8 +193,8 @@ def run_of(rollout: Rollout, *, score: float | None, has_tools: bool, needed: An
         seconds=math.fsum([t.latency_ms for t in transitions]) / 1000,
         cost_usd=rollout.cost_usd,
         answer=answer,
-        reasoning=_reasoning(prediction, calls),
-        tools_good=sum(_good(call, calls[at + 1 :], answer) for at, call in enumerate(calls)),
+        reasoning=_reasoning(prediction, rollout),
+        tools_good=sum(_good(call, after, calls[at + 1 :], answer) for at, (call, after) in enumerate(_calls(rollout))),
         tools_made=len(calls),
         tools_needed=wanted if has_tools else None,
         error=error,
@@ -202,18 +202,28 @@ def run_of(rollout: Rollout, *, score: float | None, has_tools: bool, needed: An
     )
 
 
-def _reasoning(prediction: Mapping[str, Any], calls: Sequence[ToolCall]) -> str:
-    """What the run thought, or, where it only called tools, what the last of them gave."""
+def _calls(rollout: Rollout) -> list[tuple[ToolCall, Sequence[Transition]]]:
+    """The tool calls in order, each with the LM calls after it."""
+    turns: Sequence[Transition] = rollout.transitions
+    return [(call, turns) for call in rollout.early_tools] + [(call, turns[at + 1 :]) for at, turn in enumerate(turns) for call in turn.tools]
+
+
+def _reasoning(prediction: Mapping[str, Any], rollout: Rollout) -> str:
+    """What the run thought; without that, what its last tool gave. A result that the program passed on to a later step is an input and no
+    conclusion."""
     said = " ".join(str(prediction[name]) for name in ("reasoning", "thought") if prediction.get(name))
-    results = [call.result for call in calls if call.error is None and call.result is not None]
-    return said or (results[-1] if results else "")
+    results = [(call, after) for call, after in _calls(rollout) if call.error is None and call.result is not None]
+    if said or not results or passed_on(*results[-1]):
+        return said
+    return str(results[-1][0].result)
 
 
-def _good(call: ToolCall, later: Sequence[ToolCall], answer: Any) -> bool:
-    """Eligible (no argument empty), executed (no error), and used: its result stands in the answer or in a later call's
-    arguments."""
+def _good(call: ToolCall, following: Sequence[Transition], later: Sequence[ToolCall], answer: Any) -> bool:
+    """Eligible (no argument empty), executed (no error), and used: its result is in the answer, in a later call's arguments, or was passed on
+    to a later step as an input."""
     eligible = all(value not in (None, "") for value in call.arguments.values())
-    return eligible and call.error is None and is_used(call, [answer, *(other.arguments for other in later)])
+    used = is_used(call, [answer, *(other.arguments for other in later)])
+    return eligible and call.error is None and (used or passed_on(call, following))
 
 
 class AgentEvaluator:

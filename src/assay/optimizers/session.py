@@ -74,6 +74,7 @@ class Session:
     split_of: dict[str, str] = field(default_factory=dict)
     prompt_lm: LanguageModel | None = None  # proposes prompts; the program's own model where None
     judge_lm: LanguageModel | None = None  # decides the rubric's judge criteria
+    own_models: bool = False  # compiled judges ask the model that they were calibrated with, at its own address, and not `judge_lm`
     measured: Measured | None = None  # by the preflight
     first_runs: FirstRuns | None = None  # after a preflight, until one of them gave an answer
     task_timeout: float = DEFAULT_S  # seconds of a run, a check or a judge; see `assay.models.limits`

@@ -14,11 +14,14 @@ from assay.errors import FailureKind
 from assay.models.embedded import LINES
 from assay.rubrics.criteria import Grade, NoGrade
 from assay.traces.asked import asked_schema
+from assay.traces.dialects import chat_messages, part_texts
 from assay.traces.records import Rollout, ToolCall, Transition
 
 __all__ = ["answered", "eligible", "not_repeated", "parsed", "result_used", "shortened", "tool_executed"]
 
 _ARITHMETIC = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.unaryop, ast.Call, ast.Name, ast.Load)
+_TRAJECTORY = re.compile(r"(thought|tool_name|tool_args|observation)_\d+")  # sections of dspy.ReAct's field `trajectory`
+_MARKS = re.compile(r"\[\d+\] «|\\[nt\"']|[\"'«»\[\](){}]|[,:](?=\s|$)")  # of lists and mappings, as Python, JSON and DSPy write them
 _SQL = re.compile(r"\s*(select|with|insert|update|delete|create|drop|alter|pragma|explain|values)\b", re.IGNORECASE)
 
 
@@ -187,22 +190,78 @@ def tool_executed(task: Task, prediction: dict[str, Any], rollout: Rollout | Non
 
 
 def result_used(task: Task, prediction: dict[str, Any], rollout: Rollout | None) -> Grade:
-    """The share of the step's tool results that stand in a later call's arguments, a later output or the answer."""
+    """The share of the step's tool results that are used later: in a tool call's arguments, an output, the answer, or as an input that the
+    program passed on to another LM call (see `passed_on`)."""
     transition = _with_tools(prediction)
     if rollout is None:
         raise NoGrade("a rollout is needed to see what was used later")
+    following = [other for other in rollout.transitions if other.t > transition.t]
     later = [rollout.prediction or {}]
-    for other in rollout.transitions:
-        if other.t > transition.t:
-            later += [{"output": other.output}, *(tool.arguments for tool in other.tools)]
-    return Grade(value=sum(tool.error is None and is_used(tool, later) for tool in transition.tools) / len(transition.tools))
+    for other in following:
+        later += [{"output": other.output}, *(tool.arguments for tool in other.tools)]
+    used = sum(tool.error is None and (is_used(tool, later) or passed_on(tool, following)) for tool in transition.tools)
+    return Grade(value=used / len(transition.tools))
 
 
 def is_used(call: ToolCall, later: Sequence[Any]) -> bool:
     """Whether a tool's result stands in any of what came later, as a word or number of its own; a list or mapping by its values."""
     said = [plain_text(value) for value in later]
-    forms = {plain_text(form) for form in (call.result, _structure(call.result)) if form is not None}
-    return any(re.search(rf"(?<![\w.]){re.escape(form)}(?![\w]|\.\d)", text) for form in forms if form for text in said)
+    return any(_holds(text, form) for form in _forms(call.result) for text in said)
+
+
+def passed_on(call: ToolCall, following: Sequence[Transition]) -> bool:
+    """Whether the program gave a tool's result to one of the LM calls after it as an input.
+
+    A field that holds the call itself beside the result (its arguments, or its name where it has none) is the history of a loop. A loop keeps
+    every result in its history, so a result there says nothing about its use.
+    """
+    if call.result is None or call.error is not None:
+        return False
+    given = [part for value in call.arguments.values() if (part := _unmarked(value))] or [_unmarked(call.name)]
+    forms = {_unmarked(form) for form in _forms(call.result)} - {""}
+    for transition in following:
+        for text in map(_unmarked, _input_fields(transition.request)):
+            around = [rest for form in forms if (rest := _without(text, form)) is not None]
+            if any(not all(_holds(rest, part) for part in given) for rest in around):
+                return True
+    return False
+
+
+def _unmarked(value: Any) -> str:
+    """A plain text without the marks of lists and mappings: a result reads the same however a prompt writes it."""
+    return plain_text(_MARKS.sub(" ", value if isinstance(value, str) else plain_text(value)))
+
+
+def _input_fields(request: Mapping[str, Any]) -> list[str]:
+    """The values of the input fields in the last user message: of DSPy's sections or `name: value` lines, else the whole text. A trajectory of
+    DSPy's ReAct is one field."""
+    asked = [message for message in chat_messages(request) if message.get("role") == "user"]
+    text = part_texts(asked[-1].get("content")) if asked else ""
+    sections = re.split(r"\[\[ ## (\w+) ## \]\]", text)
+    if len(sections) < 3:
+        return re.split(r"(?m)^\w+: ", text)
+    found: list[str] = []
+    for name, value in zip(sections[1::2], sections[2::2], strict=False):
+        if _TRAJECTORY.fullmatch(name) and found:
+            found[-1] += value
+        else:
+            found.append(value)
+    return found
+
+
+def _forms(result: Any) -> set[str]:
+    """How a result reads: as its text, and where that is a list or a mapping as its values."""
+    return {plain_text(form) for form in (result, _structure(result)) if form is not None} - {""}
+
+
+def _holds(text: str, form: str) -> bool:
+    return _without(text, form) is not None
+
+
+def _without(text: str, form: str) -> str | None:
+    """The text around a form that is in it as words or numbers of its own; None where it is not."""
+    found = re.search(rf"(?<![\w.]){re.escape(form)}(?![\w]|\.\d)", text)
+    return None if found is None else text[: found.start()] + " " + text[found.end() :]
 
 
 def _structure(result: Any) -> Any:

@@ -31,7 +31,7 @@ from assay.traces import shown_url
 from assay.traces.sealing import resolve_salt
 from assay.tuning.config import TuneConfig
 from assay.tuning.report import TuneReport, as_page, cheaper
-from assay.tuning.study import arena_of, default_of, facts_of, space_of, storage_of, student_at, study_of
+from assay.tuning.study import arena_of, default_of, default_student, facts_of, space_of, storage_of, student_at, study_of
 from assay.tuning.workers import helped
 
 __all__ = ["tune"]
@@ -141,16 +141,18 @@ def _tuned(job: Job, config: TuneConfig, shown: Progress, store: str | Path | No
     for split in ("train", "val"):
         job.session.know(getattr(job.splits, split), split)
     default = default_of(job, space)
-    alarms = replay_of_rubric(job.session.rubric, job.session, own_models=not job.config.names_judge)
+    alarms = replay_of_rubric(job.session.rubric, job.session)
     with job.session.phase("search"):
         if config.method == "policy":
             outcome, stopped = _by_policy(job, arena, space, default, config, shown)
         else:
             outcome, stopped = _by_optuna(job, arena, space, default, config, shown, store, resume)
     tuned = arena.student(outcome.best.point)
-    report = TuneReport(Path(), config, outcome, dict(tuned.settings["parameters"]), job.session.meter, stopped=stopped, notes=alarms)
+    before, unset = default_student(job, arena, default)
+    notes = [*alarms, *unset]
+    report = TuneReport(Path(), config, outcome, dict(tuned.settings["parameters"]), job.session.meter, stopped=stopped, notes=notes)
     try:
-        _decide(report, job, tuned)
+        _decide(report, job, before, tuned)
     except BudgetExceeded as cap:
         report.stopped = str(cap)
     return report
@@ -217,32 +219,32 @@ def _drawn(report: TuneReport, job: Job, config: TuneConfig, url: str) -> None:
         report.notes.append(f"no page: {error}")
 
 
-def _decide(report: TuneReport, job: Job, tuned: Student) -> None:
+def _decide(report: TuneReport, job: Job, before: Student, tuned: Student) -> None:
     """Gate, then the sealed test: the tuned program replaces the default where it scores higher, or needs fewer tokens and is not inferior."""
     plan = plan_report(job.splits, job.session.meter, job.config.decisions, pair=forecast_pair(job.student.program, job.session))
     plan.hold(job.session.meter)
     report.stopped = report.stopped or plan.short
-    after = tuned if tuned.settings != job.student.settings or report.outcome.best.point.program != job.config.program else job.student
-    if after is job.student:
+    after = tuned if tuned.settings != before.settings or report.outcome.best.point.program != job.config.program else before
+    if after is before:
         tried = sum(trial.state != "failed" for trial in report.outcome.trials)
         report.notes.append(
             "no point was better on val than the default; it stays" if tried > 1 else "nothing was tried beside the default; it stays"
         )
     else:
-        report.gate = _compared(report, job, after, job.splits.gate[: plan.gate], "gate")
+        report.gate = _compared(report, job, before, after, job.splits.gate[: plan.gate], "gate")
         report.replaces = report.gate.gain.is_gain or cheaper(report.gate, report.config.margin)
     tasks = job.splits.unseal()[: plan.test]
     report.openings = job.openings
-    report.test = _compared(report, job, after, tasks, "test")
+    report.test = _compared(report, job, before, after, tasks, "test")
 
 
-def _compared(report: TuneReport, job: Job, after: Student, tasks: Sequence[Task], split: str) -> Comparison:
+def _compared(report: TuneReport, job: Job, before: Student, after: Student, tasks: Sequence[Task], split: str) -> Comparison:
     """The default beside the tuned program. It does not end as futile: equal and cheaper is a result too."""
     if not tasks:
         raise BudgetExceeded(f"the caps leave nothing for {split}")
     decisions = job.config.decisions
     rule = SequentialTest(tasks=len(tasks), difference=decisions.difference, futility=False) if decisions.early_stop else None
-    found = compare(job.student, after, tasks, job.session, split=split, names=_SIDES, rule=rule)
+    found = compare(before, after, tasks, job.session, split=split, names=_SIDES, rule=rule)
     if said := ended_early(found, split):
         report.notes.append(said)
     if found.cap is not None:

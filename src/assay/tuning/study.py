@@ -19,7 +19,7 @@ from assay.tuning.config import TuneConfig
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["arena_of", "facts_of", "space_of", "storage_of", "student_at", "study_of", "study_to_show"]
+__all__ = ["arena_of", "default_of", "default_student", "facts_of", "space_of", "storage_of", "student_at", "study_of", "study_to_show"]
 
 
 def space_of(job: Job, config: TuneConfig, shown: Progress) -> Space:
@@ -58,6 +58,24 @@ def default_of(job: Job, space: Space) -> Point:
     temperature = AgentParameters().temperature if asked is None else min(max(float(asked), low), high)
     searched = space.searched(space.programs[0])
     return Point(space.programs[0], {**({"temperature": temperature} if "temperature" in searched else {}), **own})
+
+
+def default_student(job: Job, arena: ProgramArena, default: Point) -> tuple[Student, list[str]]:
+    """What gate and test compare the tuned program with: the program at the point of the first trial, and what the user should know of it.
+
+    Where the model has a temperature that agent parameters cannot have, the program stays as it is.
+    """
+    asked, (low, high) = job.session.lm.kwargs.get("temperature"), RANGES["temperature"]
+    if "temperature" not in default.parameters or "temperature" in job.student.settings["parameters"]:
+        return job.student, []
+    first = f"{default.parameters['temperature']:g}"
+    if asked is None:
+        note = f"{default.program} and its model set no temperature: the default is {first}, in the first trial as on gate and test"
+        return arena.student(default), [note]
+    if low <= asked <= high:
+        return arena.student(default), []
+    note = f"the model's temperature {asked:g} is outside {low:g} to {high:g}: the first trial has {first}, the default on gate and test keeps it"
+    return job.student, [note]
 
 
 def arena_of(job: Job, config: TuneConfig, space: Space) -> ProgramArena:
