@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -30,6 +31,32 @@ __all__ = ["command"]
 @click.option("--allow-host", multiple=True, metavar="NAME", help="A name that this gateway is reached by, beside addresses and localhost.")
 @click.option("--idle-s", type=click.FloatRange(0.1), default=600.0, show_default=True, help="A rollout without a call for so long ends.")
 @click.option("--max-body-mb", type=click.IntRange(1), default=10, show_default=True)
+@click.option(
+    "--max-connections",
+    type=click.IntRange(1),
+    help="Connections at once; others wait. By default a third of the descriptors (ulimit -n), at most 2000.",
+)
+@click.option(
+    "--connection-idle-s",
+    type=click.FloatRange(0.1),
+    default=75.0,
+    show_default=True,
+    help="Seconds after which a connection without a request is closed.",
+)
+@click.option(
+    "--receive-s",
+    type=click.FloatRange(0.1),
+    default=60.0,
+    show_default=True,
+    help="Seconds in which a request's body must come, and 1 more for each 64 KiB.",
+)
+@click.option(
+    "--upstream-idle-s",
+    type=click.FloatRange(0.1),
+    default=600.0,
+    show_default=True,
+    help="Seconds after which a call fails whose upstream sends nothing, or whose caller takes nothing of its answer.",
+)
 @click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE.")
 @click.option("--json", "as_json", is_flag=True, help="The address, and at the end the audit, as JSON lines on standard output.")
 def command(**values: Any) -> None:
@@ -45,13 +72,13 @@ def command(**values: Any) -> None:
 
 async def _serve(
     *, model: str | None, upstream: str | None, upstream_key: str | None, host: str, port: int, key: str | None, allow_host: tuple[str, ...],
-    idle_s: float, max_body_mb: int, store: str | None, as_json: bool,
+    idle_s: float, max_body_mb: int, max_connections: int | None, connection_idle_s: float, receive_s: float, upstream_idle_s: float,
+    store: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     import time
 
-    from aiohttp import web
-
     from assay.errors import AssayError, StoreError
+    from assay.traces.connections import ConnectionLimits, Listener
     from assay.traces.gateway import Gateway
     from assay.traces.location import store_url
     from assay.traces.missed import Unrecorded
@@ -61,23 +88,20 @@ async def _serve(
 
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # a connection that breaks is in the store, and no traceback
     shown, started, run_id = Console(), time.time(), f"serve-{new_id()[:12]}"
-    answers = upstream_of(model, base=upstream, key=upstream_key)
+    limits = ConnectionLimits(most=max_connections, idle_s=connection_idle_s, receive_s=receive_s, stalled_s=upstream_idle_s)
+    answers = upstream_of(model, base=upstream, key=upstream_key, idle_s=upstream_idle_s)
     opened = Store(store)
     gateway = Gateway(
         opened, answers, key=key, host=host, names=allow_host, run_id=run_id, idle_s=idle_s, max_body=max_body_mb << 20,
-        one_server=upstream is not None,
+        receive_s=receive_s, one_server=upstream is not None,
     )  # fmt: skip
-    config = {"model": model, "upstream": upstream, "host": host, "port": port, "idle_s": idle_s}
-    runner = web.AppRunner(gateway.app(), access_log=None, shutdown_timeout=5.0, handler_cancellation=True)
-    await runner.setup()
-    site = web.TCPSite(runner, host, port, backlog=1024)
+    config = {"model": model, "upstream": upstream, "host": host, "port": port, "idle_s": idle_s, "limits": asdict(limits)}
+    listener = Listener(gateway.app(), limits, gateway.connections.answered)
     try:
-        await site.start()
+        where = await listener.start(host, port)
     except OSError as error:
-        await runner.cleanup()
         opened.close()
         raise AssayError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port") from None
-    where = runner.addresses[0][1]
     address = f"http://{'[' + host + ']' if ':' in host else host}:{where}"
     opened.put_run(run_id, kind="serve", config=config, status="running", started_at=started)
     if as_json:
@@ -92,7 +116,7 @@ async def _serve(
     try:
         await ended.wait()
     finally:
-        await runner.cleanup()
+        await listener.close()
         try:  # counts are of what is written
             await asyncio.to_thread(opened.flush)
         except StoreError as error:

@@ -11,27 +11,28 @@ from typing import Any
 
 from aiohttp import web
 
+from assay.traces.connections import ConnectionLimits, Listener
+
 __all__ = ["asked", "get", "post", "served"]
 
 
 @contextmanager
-def served(app: web.Application) -> Iterator[str]:
-    """The application's address while it runs."""
+def served(app: web.Application, listener: Listener | None = None) -> Iterator[str]:
+    """The application's address while it runs.
+
+    Args:
+        listener: what it is served by, with limits; its application is `app`.
+    """
     loop = asyncio.new_event_loop()
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
+    found = listener or Listener(app, ConnectionLimits(), set(), shutdown_s=1.0)
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
 
-    async def start() -> int:
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
-        return int(runner.addresses[0][1])
-
-    port = asyncio.run_coroutine_threadsafe(start(), loop).result(30)
+    port = asyncio.run_coroutine_threadsafe(found.start("127.0.0.1", 0), loop).result(30)
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(30)
+        asyncio.run_coroutine_threadsafe(found.close(), loop).result(30)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
 

@@ -25,6 +25,7 @@ from assay.models.failures import failure_of_call
 from assay.models.roles import is_embedded
 from assay.scrubbing import know, message, said
 from assay.traces.access import LOOPBACK, Access, Refused
+from assay.traces.connections import Connections, SlowRequest
 from assay.traces.conversation import Asked
 from assay.traces.dialects import DIALECTS
 from assay.traces.live import Live, LiveRollouts, check_status, rollout_id_of
@@ -52,6 +53,7 @@ class Gateway:
     host: address it listens on.
     names: further names that requests may be sent to, see `Access`.
     max_body: bytes of a request.
+    receive_s: in which a request's body must have come, see `ConnectionLimits`.
     one_server: other models that are named over HTTP are models of the upstream's server.
     """
 
@@ -66,6 +68,7 @@ class Gateway:
         run_id: str = "",
         idle_s: float = 600.0,
         max_body: int = 10 << 20,
+        receive_s: float = 60.0,
         one_server: bool = False,
     ) -> None:
         self.access = Access(key, host=host, names=names)
@@ -75,6 +78,7 @@ class Gateway:
         self.rollouts = LiveRollouts(store, run_id=run_id, idle_s=idle_s)
         self.asked = self.stored = self.refused = 0
         self.past: dict[str, int] = {}  # paths that were neither recorded nor passed on, by how often they were asked for
+        self.connections = Connections(receive_s, max_body)
         self.relay = Relay()
         self._upstreams: list[Upstream] = [upstream]
         # Those that only read are not kept waiting by those that wait until rows are written.
@@ -179,6 +183,8 @@ class Gateway:
             return _error(500, str(error))
         except web.HTTPRequestEntityTooLarge:
             return _error(413, f"the body is larger than {self.max_body >> 20} MB; --max-body-mb raises it")
+        except SlowRequest as error:
+            return _error(408, str(error), headers={"Connection": "close"})
         except (ConnectionError, asyncio.CancelledError):
             raise
         except web.HTTPException as error:
@@ -187,6 +193,8 @@ class Gateway:
             told = said(error, sent_secrets(request))
             _LOG.error("%s %s: %s", request.method, message(inner_path(request)), told)
             return _error(500, told[:300])
+        finally:
+            self.connections.done(request)
 
     def _admit(self, request: web.Request) -> None:
         """Raises `Refused` where a request may not be made: by its host, the page it comes from, or its key."""
@@ -211,7 +219,7 @@ class Gateway:
         return call
 
     async def _call(self, dialect: str, request: web.Request) -> web.StreamResponse:
-        raw = await request.read()
+        raw = await self.connections.body(request)
         body = json_body(raw)
         passed, secrets = Passed(), sent_secrets(request)
         kept, passed.secrets = storable(body, secrets), secrets
@@ -249,7 +257,7 @@ class Gateway:
             passed.fail(said(error, secrets), kind)
             if passed.response is None:
                 return _error(_STATUS.get(kind, 502), f"the upstream does not answer: {type(error).__name__}", rollout=live.rollout.id)
-            if isinstance(error, OSError):
+            if isinstance(error, ConnectionError):
                 raise
             raise ConnectionResetError(said(error, secrets)) from error
         finally:
@@ -291,7 +299,7 @@ class Gateway:
     # -- rollouts over HTTP
 
     async def _open(self, request: web.Request) -> web.Response:
-        told = json_body(await request.read() or b"{}")
+        told = json_body(await self.connections.body(request) or b"{}")
         name = told.pop("id", None)
         if name is not None and (not isinstance(name, str) or not 0 < len(name) <= 200 or "/" in name):
             raise ConfigError("id must be a text of at most 200 characters without a slash")
@@ -311,14 +319,14 @@ class Gateway:
         return web.json_response(told)
 
     async def _reward(self, request: web.Request) -> web.Response:
-        told = json_body(await request.read())
+        told = json_body(await self.connections.body(request))
         value = told.get("reward", told.get("value"))
         stored = await self._stored(self._id(request))
         found = self.rollouts.reward(self._id(request), value, t=told.get("t"), criterion=str(told.get("name", "posted")), stored=stored)
         return web.json_response({"id": found.id})
 
     async def _close(self, request: web.Request) -> web.Response:
-        told = json_body(await request.read() or b"{}")
+        told = json_body(await self.connections.body(request) or b"{}")
         status, error = str(told.get("status", "done")), _text_or_none(told.get("error"))
         check_status(status)
         failure = _failure_kind(told.get("failure"))
@@ -330,7 +338,7 @@ class Gateway:
         return web.json_response({"id": found.id, "status": found.status})
 
     async def _feedback(self, request: web.Request) -> web.Response:
-        told = json_body(await request.read())
+        told = json_body(await self.connections.body(request))
         rating = told.get("rating")
         if isinstance(rating, bool) or not isinstance(rating, int | float) or not 0 <= rating <= 1:
             raise ConfigError(f"rating={rating!r} must be a number between 0 and 1")
@@ -348,7 +356,7 @@ class Gateway:
     # -- the rest
 
     async def _serve_model(self, request: web.Request) -> web.Response:
-        told = json_body(await request.read())
+        told = json_body(await self.connections.body(request))
         name = told.get("model")
         if not isinstance(name, str) or not name:
             raise ConfigError('name the model: {"model": "embedded/smollm2-135m"}')
@@ -387,8 +395,11 @@ class Gateway:
 
     async def _passed_on(self, request: web.Request, upstream: HttpUpstream, *, lent: bool) -> web.StreamResponse:
         try:
-            return await self.relay.pass_on(request, upstream, self.access.passed_on(request.headers), lent=lent)
+            parts = self.connections.parts(request) if request.body_exists else None
+            return await self.relay.pass_on(request, upstream, self.access.passed_on(request.headers), parts, lent=lent)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            if isinstance(error.__cause__, SlowRequest):
+                raise error.__cause__ from None
             if request.transport is None or request.transport.is_closing():
                 raise
             return _error(502, f"the upstream does not answer: {type(error).__name__}")

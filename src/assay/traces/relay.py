@@ -5,7 +5,7 @@ is stored at the provider, so that key is lent to callers with the gateway's key
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 
 from aiohttp import web
 
@@ -36,19 +36,21 @@ class Relay:
         """Whether a caller has a key to ask with, or needs none."""
         return lent or not upstream.key or any(name.lower() in KEYS for name in headers)
 
-    async def pass_on(self, request: web.Request, upstream: HttpUpstream, headers: Mapping[str, str], *, lent: bool) -> web.StreamResponse:
+    async def pass_on(
+        self, request: web.Request, upstream: HttpUpstream, headers: Mapping[str, str], body: AsyncIterator[bytes] | None, *, lent: bool
+    ) -> web.StreamResponse:  # fmt: skip
         """Asks the upstream and returns its answer.
 
         Args:
             headers: the request's, without what is the gateway's own.
+            body: the request's as it comes.
             lent: whether the gateway's key of the upstream is used.
         """
         self._count(request.method, inner_path(request))
         sized = "Content-Length" in request.headers and "Content-Encoding" not in request.headers
         given = {**headers, **({"Content-Length": request.headers["Content-Length"]} if sized else {})}
-        data = request.content if request.body_exists else None
         path, query = inner_path(request), request.rel_url.raw_query_string
-        async with upstream.relay(request.method, path, query, given, data, lent=lent) as reply:
+        async with upstream.relay(request.method, path, query, given, body, lent=lent) as reply:
             response = web.StreamResponse(status=reply.status, headers=reply.headers)
             await response.prepare(request)
             async for chunk in reply.chunks:

@@ -3,11 +3,13 @@
 Answers come back as they are, status and error included. Records nothing.
 """
 
+import asyncio
 import importlib.util
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Mapping
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +26,7 @@ from assay.models.redirects import no_redirects
 from assay.models.roles import check_address, is_embedded
 from assay.models.transports import accounted
 from assay.scrubbing import MARK, fields, know, known, message
+from assay.traces.connections import keep_alive
 from assay.traces.dialects import DIALECTS
 from assay.traces.embedded_chat import as_called, chat_request, chunks_of, refused, stream_of
 from assay.traces.headers import KEYS, request_headers, response_headers
@@ -52,6 +55,9 @@ _PARAMETERS = {  # what is passed to litellm, which takes addresses and keys amo
 }  # fmt: skip
 
 
+IDLE_S = 600.0  # models that think say nothing for minutes
+
+
 @dataclass
 class Reply:
     """An answer that has begun: its status, headers to pass on, and its bytes as they come."""
@@ -71,6 +77,7 @@ class HttpUpstream:
         model: name that the server knows; None leaves what the caller asked for.
         key: sent to the server; None passes the caller's own on.
         logprobs: ask for token ids and logprobs where the caller did not (chat only).
+        idle_s: an answer has failed of which no byte came for so long.
     """
 
     name: str
@@ -82,6 +89,7 @@ class HttpUpstream:
     dialects: tuple[str, ...] = tuple(DIALECTS)
     logprobs: bool = False
     price_usd: float | None = None
+    idle_s: float = IDLE_S
     other: "LitellmUpstream | None" = None  # answers the dialects that the server does not speak
     _session: aiohttp.ClientSession | None = field(default=None, repr=False)
 
@@ -144,8 +152,9 @@ class HttpUpstream:
     @property
     def session(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=600)
-            connector, cookies = aiohttp.TCPConnector(limit=0), aiohttp.DummyCookieJar()  # one caller's cookies are not another's
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=self.idle_s)
+            # As many connections as callers have: the listener limits those.
+            connector, cookies = aiohttp.TCPConnector(limit=0, socket_factory=_kept_alive), aiohttp.DummyCookieJar()  # one caller's cookies
             self._session = aiohttp.ClientSession(connector=connector, cookie_jar=cookies, timeout=timeout, read_bufsize=1 << 18)
         return self._session
 
@@ -200,6 +209,7 @@ class LitellmUpstream:
     weights: str = ""
     adapters: tuple[str, ...] = ()
     price_usd: float | None = None
+    idle_s: float = IDLE_S
 
     def __post_init__(self) -> None:
         keys: list[str] = []
@@ -216,7 +226,7 @@ class LitellmUpstream:
         try:
             asked = {key: value for key, value in body.items() if key in _PARAMETERS[dialect]}  # a caller must not name another server, or its key
             with accounted(), no_redirects():  # the gateway records it
-                answer = await call(**{**asked, **self.client, "model": self.name, "num_retries": 0})
+                answer = await self._in_time(call(**{**asked, **self.client, "model": self.name, "num_retries": 0}))
         except Exception as error:
             status = _STATUS.get(failure_of_call(error)) or int(getattr(error, "status_code", 0) or 500)
             told = {"error": {"message": message(str(error)), "type": type(error).__name__, "code": status}}
@@ -224,9 +234,19 @@ class LitellmUpstream:
             yield Reply(status, {"Content-Type": "application/json", **({"Retry-After": retry} if retry else {})}, _once(json.dumps(told).encode()))
             return
         if body.get("stream"):
-            yield Reply(200, {"Content-Type": "text/event-stream"}, _events(dialect, answer))
+            yield Reply(200, {"Content-Type": "text/event-stream"}, _events(dialect, answer, self._in_time))
         else:
             yield Reply(200, {"Content-Type": "application/json"}, _once(known(json.dumps(_plain(answer), default=str)).encode()))
+
+    async def _in_time(self, said: Awaitable[Any]) -> Any:
+        """What comes within the time that an upstream may be silent. Raises TimeoutError."""
+        try:
+            async with asyncio.timeout(self.idle_s) as limit:
+                return await said
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise TimeoutError(f"the upstream sent nothing for {self.idle_s:g} s") from None
 
     def models(self) -> dict[str, Any]:
         """The list of models that it has."""
@@ -245,6 +265,13 @@ def _litellm(dialect: str) -> Any:
         raise MissingExtra("mcp", "serve")  # litellm's own translation of Responses and Anthropic messages wants it
     know(*(value for name, value in vars(litellm).items() if name.endswith(("_key", "_token")) and isinstance(value, str)))
     return litellm
+
+
+def _kept_alive(address: Any) -> socket.socket:
+    family, kind, protocol, _, _ = address
+    sock = socket.socket(family, kind, protocol)
+    keep_alive(sock)
+    return sock
 
 
 def _reply(answer: aiohttp.ClientResponse, key: str | None) -> Reply:
@@ -298,8 +325,9 @@ async def _once(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
-async def _events(dialect: str, answer: Any) -> AsyncIterator[bytes]:
-    async for event in answer:
+async def _events(dialect: str, answer: Any, in_time: Callable[[Awaitable[Any]], Awaitable[Any]]) -> AsyncIterator[bytes]:
+    events = aiter(answer)
+    while (event := await in_time(anext(events, None))) is not None:
         if isinstance(event, bytes | str):  # already as it goes over the wire
             yield known(event if isinstance(event, str) else event.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
             continue
@@ -314,13 +342,16 @@ def _plain(value: Any) -> Any:
     return value.model_dump(mode="json", exclude_none=True) if hasattr(value, "model_dump") else value
 
 
-def upstream_of(model: str | None, *, base: str | None = None, key: str | None = None) -> HttpUpstream | LitellmUpstream:
+def upstream_of(
+    model: str | None, *, base: str | None = None, key: str | None = None, idle_s: float = IDLE_S
+) -> HttpUpstream | LitellmUpstream:  # fmt: skip
     """What answers for a model's name.
 
     Args:
         model: `embedded/NAME`, or a name of litellm's; None with a `base`: whatever the caller asks for.
         base: address of a server that speaks OpenAI chat completions, and perhaps the other dialects.
         key: the server's; by default that of the provider's environment variable, and for a `base` the caller's own.
+        idle_s: an answer has failed of which no byte came for so long.
     """
     if base is not None:
         address = base.rstrip("/").removesuffix("/v1")
@@ -328,7 +359,7 @@ def upstream_of(model: str | None, *, base: str | None = None, key: str | None =
             raise ConfigError(f"upstream={base!r} must be an address that starts with http:// or https://")
         check_address(base, "upstream", "give the key as upstream_key (--upstream-key)")
         known = model.split("/", 1)[1] if model and model.startswith("openai/") else model
-        return HttpUpstream(model or address, address, model=known, key=key)
+        return HttpUpstream(model or address, address, model=known, key=key, idle_s=idle_s)
     if model is None:
         raise ConfigError("name a model, or the address of a server with --upstream")
     if is_embedded(model):
@@ -338,11 +369,11 @@ def upstream_of(model: str | None, *, base: str | None = None, key: str | None =
         short = re.split("[/:]", model, maxsplit=1)[1]
         return EmbeddedUpstream(
             model, server_url(model), model=short, key="", weights=backend.weights, adapters=backend.adapters, price_usd=0.0,
-            tools=backend.supports_function_calling,
+            tools=backend.supports_function_calling, idle_s=idle_s,
         )  # fmt: skip
     provider, _, rest = model.partition("/")
-    litellm = LitellmUpstream(model, {"api_key": key} if key else {})
+    litellm = LitellmUpstream(model, {"api_key": key} if key else {}, idle_s=idle_s)
     if provider in _PROVIDERS:
         address, variable, dialects = _PROVIDERS[provider]
-        return HttpUpstream(model, address, model=rest, key=key or os.environ.get(variable), dialects=dialects, other=litellm)
+        return HttpUpstream(model, address, model=rest, key=key or os.environ.get(variable), dialects=dialects, other=litellm, idle_s=idle_s)
     return litellm
