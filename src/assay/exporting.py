@@ -15,6 +15,7 @@ from assay.given import given_model, given_program, takes
 from assay.jobs import Job, RunConfig, home_of, load_rubric, open_job
 from assay.models import Meter, ResponseCache, get_lm
 from assay.models.adapters import list_adapters
+from assay.models.limits import DEFAULT_S, check_limit, limited
 from assay.models.roles import Endpoint, is_embedded
 from assay.optimizers import Evaluation, Progress, Student
 from assay.optimizers import evaluate as run_evaluation
@@ -209,6 +210,7 @@ def score_rollouts(
     judge_api_base: str | None = None,
     judge_api_key_env: str | None = None,
     threads: int | None = None,
+    task_timeout: float = DEFAULT_S,
     preflight: bool = True,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
@@ -224,6 +226,7 @@ def score_rollouts(
         judge_api_base: address of its server; the provider's own where None.
         judge_api_key_env: environment variable with its key.
         threads: rollouts that are scored at once; by default as many as the judges' engine gains from.
+        task_timeout: seconds that a check or a judge may take; beyond it the criterion is unscored.
         preflight: stops where a judge gives no verdict on any of the first three rollouts with an answer.
     Returns:
         `scored`, `unscored` (the rubric could not decide), `skipped` (a score was there), `skipped_of_other_rubrics` (those of them that
@@ -233,6 +236,7 @@ def score_rollouts(
         ConfigError: a criterion needs a judge, and no model was named for it.
         ModelError: a judge did not answer.
     """
+    check_limit(task_timeout)
     meter = Meter()
     judge = (
         get_lm(judge_model, temperature=0.1, meter=meter, **Endpoint(judge_api_base, judge_api_key_env).client(judge_model)) if judge_model else None
@@ -246,7 +250,7 @@ def score_rollouts(
         )
     at_once, name = threads_for(measure, threads), f"{measure.name}@{measure.version}"
     wanted: list[str | None] = [*runs] or [None]
-    with Store(store) as opened, cancelled_by_signals(meter):
+    with Store(store) as opened, cancelled_by_signals(meter), limited(task_timeout):
         stored = (r for run in wanted for r in opened.rollouts(run_id=run) if r.source not in ("outside", "judge"))
         own = {r.id: (r.status, r.rubric if r.score is not None else None) for r in stored}
         ended = {rollout_id: scored_by for rollout_id, (status, scored_by) in own.items() if status in ("done", "failed")}

@@ -5,7 +5,6 @@ import hashlib
 import inspect
 import json
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -27,7 +26,7 @@ from assay.judges import Judge, resolver
 from assay.judges.loading import AnyJudge, members_of
 from assay.judges.loading import load_judge as read_judge
 from assay.models import Caps, LanguageModel, Meter, ResponseCache, get_lm, with_recording
-from assay.models.limits import DEFAULT_S
+from assay.models.limits import DEFAULT_S, check_limit
 from assay.models.lm import has_provider
 from assay.models.meter import spent_before
 from assay.models.roles import Endpoint, check_address, is_embedded
@@ -93,7 +92,8 @@ DEFAULT_MODEL = "embedded/smollm2-135m"
 class CommonConfig:
     """What every run needs, from flags or arguments: model, caps, splits, seed.
 
-    `salt` is that of the splits; None for the store's own, which is the artifact's, or `assay`, where the store is new.
+    `salt` is that of the splits; None for the store's own, which is the artifact's, or `assay`, where the store is new. `task_timeout`: seconds that
+    one run of a program with its tools, one check or one judge may take; one tool call may take a quarter of it (`assay.models.limits`).
     """
 
     kind: str = "compile"
@@ -115,12 +115,14 @@ class CommonConfig:
     sizes: Mapping[str, int] = field(default_factory=dict)
     cache: bool = True
     preflight: bool = True
+    task_timeout: float = DEFAULT_S
 
     def __post_init__(self) -> None:
         if self.seed < 0:
             raise ConfigError(f"seed={self.seed!r} must be at least 0")
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads={self.threads!r} must be at least 1")
+        check_limit(self.task_timeout)
         check_sizes(self.sizes)
         for name in ("api_base", "judge_api_base", "reflection_api_base"):  # before any of them is stored
             check_address(getattr(self, name, None), name)
@@ -158,7 +160,7 @@ class CommonConfig:
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(CommonConfig):
     """Settings of a run of a program against a rubric. `parameters` are agent parameters by name; for `difference` and `early_stop` see
-    `assay.optimizers.reserve.Decisions`. `task_timeout`: seconds that a run of the program, its tools included, a check or a judge may take."""
+    `assay.optimizers.reserve.Decisions`."""
 
     program: str
     rubric: str
@@ -175,7 +177,6 @@ class RunConfig(CommonConfig):
     early_stop: bool = True
     token_margin: float = 0.01
     optimizer_settings: Mapping[str, Any] | None = None
-    task_timeout: float = DEFAULT_S
 
     @property
     def own_models(self) -> bool:
@@ -196,8 +197,6 @@ class RunConfig(CommonConfig):
         super().__post_init__()
         if self.executor not in EXECUTORS:
             raise ConfigError(f"executor={self.executor!r} must be one of {', '.join(EXECUTORS)}")
-        if not 0 < self.task_timeout < math.inf:
-            raise ConfigError(f"task_timeout={self.task_timeout!r} must be a number of seconds above 0", flag="--task-timeout")
         self.decisions  # noqa: B018 - its settings are checked before anything is opened
 
     @classmethod

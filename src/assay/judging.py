@@ -168,7 +168,7 @@ def compile_judge(
     if config.negatives:
         splits.train += negatives(splits.train, built.spec, count=config.negatives)
     with open_run(config, lm=lm, progress=shown, store=store, resume=resume) as run:
-        with judge_session(run, built, shown, seed=config.seed) as session:
+        with judge_session(run, built, shown, config) as session:
             run.status = "stopped"  # until all of it is done
             finished = FinishedRun(run.folder, caps=config.caps, about={"judge": _about(built), "ratings": splits.ratings(), "parents": parents})
             if run.recorder.resumed and (kept := finished.report(shown, out=out)) is not None:
@@ -274,11 +274,12 @@ def _program(judge: Judge) -> str:
 
 
 @contextmanager
-def judge_session(run: Run, judge: Judge, progress: Progress, *, seed: int = 0) -> Iterator[Session]:
+def judge_session(run: Run, judge: Judge, progress: Progress, config: CommonConfig) -> Iterator[Session]:
     """What `judge_items` needs of an open run."""
     yield Session(
         lm=run.lm, rubric=agreement_rubric(judge.spec), recorder=run.recorder, meter=run.meter, program_name=_program(judge),
-        source="judge", seed=seed, threads=run.threads, progress=progress, prompt_lm=run.reflection,
+        source="judge", seed=config.seed, threads=run.threads, progress=progress, prompt_lm=run.reflection,
+        task_timeout=config.task_timeout,
     )  # fmt: skip
 
 

@@ -5,8 +5,9 @@ Does not import programs or load data: `assay.jobs.open_job` has done that befor
 """
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import dspy
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError, LMNotConfiguredError
@@ -20,6 +21,7 @@ from assay.judges.labels import Item
 from assay.models import LanguageModel
 from assay.models.failures import MODEL_FAILURES, is_refused
 from assay.models.hosted import HostedBackend
+from assay.models.limits import OverTime, limited, within_limit
 from assay.models.lm import sibling
 from assay.models.scope import refusals_end_at_once
 from assay.openedfiles import watching
@@ -30,7 +32,6 @@ from assay.optimizers.working import FirstRuns, own_traceback, place_of, require
 from assay.rubrics import Rubric, ScoreResult
 from assay.rubrics.scoring import fields_of
 from assay.traces import Rollout
-from assay.traces.records import Transition
 from assay.undecided import SKIP, SKIP_FLAG, Verdicts
 
 __all__ = ["ask_reflection", "check_prices", "checked", "preflight", "preflight_judge", "preflight_judges", "preflight_scoring"]
@@ -72,7 +73,7 @@ def preflight(session: Session, student: Student, tasks: Sequence[Task], *, spli
     answers: list[dspy.Prediction] = []
     session.know(first, split)
     runs: list[Rollout] = []
-    with session.phase("preflight"), session.context(), refusals_end_at_once():
+    with session.phase("preflight"), session.context(), refusals_end_at_once(), limited(session.task_timeout):
         before = session.meter.usage
         for task in first:
             with watching(session.program_name):
@@ -113,7 +114,7 @@ def preflight_judges(session: Session, tasks: Sequence[Task], *, split: str, max
     """
     check_prices(session, max_cost_usd)
     verdicts, first = Verdicts(session.rubric), tasks[0]
-    with session.phase("preflight"), session.context(), refusals_end_at_once():
+    with session.phase("preflight"), session.context(), refusals_end_at_once(), limited(session.task_timeout):
         verdicts.ask(first, Rollout(task_id=first.id, split=split, inputs=dict(first.inputs)))
         verdicts.require(tasks)
 
@@ -163,25 +164,38 @@ def _parts_of(judge: Judge) -> list[Judge]:
 
 def _require_answer(judge: Judge, items: Sequence[Item], session: Session) -> None:
     """Stops where all calls failed by the model's server; an answer that gives no verdict is what a compile may mend."""
-    broken: list[Transition] = []
+    broken: list[tuple[str, str | None]] = []  # models and why they gave no answer
     for item in items:
         rollout = Rollout(
             task_id=item.id[:200], task_type="verdict", program=session.program_name, source="judge", model=session.lm.model,
             inputs={name: item.shown.get(name) for name in judge.shows},
         )  # fmt: skip
         with session.recorder.rollout(rollout):
-            found, reason = attempt(judge, rollout.inputs)
+            found, reason, kind = _asked(judge, rollout.inputs, session.task_timeout)
             if found is None:
-                rollout.status, rollout.error, rollout.failure = "error", reason, FailureKind.JUDGE
+                rollout.status, rollout.error, rollout.failure = "error", reason, kind
+        if kind is FailureKind.TIMEOUT:
+            broken.append((session.lm.model, reason))
+            continue
         if any(call.failure not in MODEL_FAILURES for call in rollout.transitions):
             return
-        broken += rollout.transitions
+        broken += [(call.model, call.error) for call in rollout.transitions]
     if broken:
+        model, why = broken[-1]
         raise ModelError(
-            f"{broken[-1].model} did not answer the judge {judge.spec.text[:80]!r}: {broken[-1].error}. "
+            f"{model} did not answer the judge {judge.spec.text[:80]!r}: {why}. "
             f"Check the model, its key and address (model, api_key_env, api_base); {SKIP}",
             flag=f"--model, --api-key-env, --api-base, {SKIP_FLAG}",
         )
+
+
+def _asked(judge: Judge, given: Mapping[str, Any], seconds: float) -> tuple[Any, str, FailureKind]:
+    """What a judge says, or None with the reason and its kind."""
+    try:
+        with limited(seconds):
+            return *within_limit(lambda: attempt(judge, given), "the judge"), FailureKind.JUDGE
+    except OverTime as error:
+        return None, str(error), FailureKind.TIMEOUT
 
 
 def check_prices(session: Session, max_cost_usd: float | None, *, unpriced: int = 0, judge: Judge | None = None) -> None:

@@ -80,7 +80,7 @@ def _at_work(
     config = _UseConfig(kind=f"judge {kind}", judge=name, data=data, **({"model": lm.model} if lm is not None else {}), **options)
     with (
         open_run(config, lm=lm, progress=progress, store=store, resume=resume) as run,
-        judge_session(run, built, progress, seed=config.seed) as session,
+        judge_session(run, built, progress, config) as session,
         session.phase(kind),
     ):
         check_prices(session, config.max_cost_usd, judge=built)

@@ -1,12 +1,13 @@
 """The time limit on code of others: what it returns and raises, what is left behind, and what it costs."""
 
+import asyncio
 import contextvars
 import threading
 import time
 
 import pytest
 
-from assay.models.limits import OverTime, asking_model, limited, within_limit
+from assay.models.limits import OverTime, ToolOverTime, asking_model, awaited_within_tool_limit, limited, within_limit, within_tool_limit
 
 
 def test_a_call_gives_what_it_returns_and_raises_what_it_raises() -> None:
@@ -77,3 +78,56 @@ def test_threads_are_used_again() -> None:
     for _ in range(1000):
         within_limit(int, "it")
     assert (time.perf_counter() - began) / 1000 < 0.002
+
+
+def test_a_tool_has_a_quarter_of_its_runs_limit_and_none_outside_of_a_run() -> None:
+    began = time.monotonic()
+    with limited(0.8), pytest.raises(ToolOverTime, match=r"the tool 'search' gave no result after 0\.2 s"):
+        within_limit(lambda: within_tool_limit(lambda: time.sleep(3), "search"), "the run")
+    assert time.monotonic() - began < 0.7
+    assert within_tool_limit(threading.current_thread, "search") is threading.current_thread()
+    with limited(None, tools_of=0.8), pytest.raises(ToolOverTime):
+        within_limit(lambda: within_tool_limit(lambda: time.sleep(3), "search"), "the run")
+
+
+def test_a_tool_that_asks_a_model_has_the_limit_of_its_run() -> None:
+    def asks() -> str:
+        with asking_model():
+            time.sleep(0.1)
+        time.sleep(0.5)
+        return "found"
+
+    async def awaits() -> str:
+        with asking_model():
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(0.5)
+        return "found"
+
+    with limited(0.8):
+        assert within_tool_limit(asks, "agent") == "found"
+        assert asyncio.run(awaited_within_tool_limit(awaits, "agent")) == "found"
+    with limited(0.4), pytest.raises(OverTime, match="the run took longer"):
+        within_limit(lambda: within_tool_limit(asks, "agent"), "the run")
+
+
+def test_an_asynchronous_tool_is_cancelled_beyond_its_limit_and_the_loop_goes_on() -> None:
+    ended: list[str] = []
+
+    async def hangs() -> None:
+        try:
+            await asyncio.sleep(3)
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    async def run() -> str:
+        try:
+            await awaited_within_tool_limit(hangs, "search")
+        except ToolOverTime as late:
+            await asyncio.sleep(0.01)
+            return str(late)
+        return "answered"
+
+    with limited(0.4):
+        assert asyncio.run(run()) == "the tool 'search' gave no result after 0.1 s"
+    assert ended == ["cancelled"]

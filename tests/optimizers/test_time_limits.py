@@ -1,22 +1,29 @@
 """What never ends, and what ends the process, is one run's failure: of an agent, a tool, a check, a judge."""
 
+import asyncio
 import json
 import math
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import dspy
 import pytest
+from click.testing import CliRunner
 
 import assay
 from assay.api import run
-from assay.errors import ConfigError, FailureKind, ProgramFailed
+from assay.cli.main import group
+from assay.errors import ConfigError, FailureKind, ModelError, ProgramFailed
+from assay.exporting import score_rollouts
+from assay.models.limits import limited
+from assay.programs import AgentParameters, ToolAgent
 from assay.rubrics import Criterion, JudgeSpec, Rubric
 from assay.testing import scripted_lm
-from assay.traces import Store
+from assay.traces import Recorder, Rollout, Store
+from assay.verdicts import audit_judge, replay_anchors, score_rows
 
 DATA = [{"id": str(at), "question": f"{at}", "answer": f"{at}"} for at in range(4)]
 RIGHT = Rubric("r", [Criterion(name="right", check=lambda task, prediction, rollout: prediction["answer"] == task.expected["answer"])])
@@ -51,6 +58,85 @@ def test_a_tool_that_ends_the_process_is_the_runs_failure() -> None:
         return question if question != "1" else str(tool(number=1))
 
     assert [result.value for result in by_question(scored(agent)).values()] == [1.0, 0.0, 1.0, 1.0]
+
+
+def hanging(question: str) -> str:
+    if question == "1":
+        time.sleep(30)
+    return question
+
+
+async def hanging_async(question: str) -> str:
+    if question == "1":
+        await asyncio.sleep(30)
+    return question
+
+
+@pytest.mark.parametrize("how", ["called", "awaited", "awaited, of a plain function", "awaited, of a lambda that gives a coroutine"])
+def test_a_tool_that_hangs_is_an_error_for_the_agent_and_the_run_goes_on(how: str) -> None:
+    functions = {"called": hanging, "awaited": hanging_async, "awaited, of a plain function": hanging}
+    function = functions.get(how, lambda question: hanging_async(question))
+    tool = dspy.Tool(function, name="search", desc="Searches.", args={"question": {"type": "string"}}, arg_types={"question": str})
+
+    async def searched(question: str) -> Any:
+        return await tool.acall(question=question)
+
+    def agent(question: str) -> str:
+        try:
+            found: str = tool(question=question) if how == "called" else asyncio.run(searched(question))
+            return found
+        except Exception as error:
+            return f"instead: {error}"
+
+    began = time.monotonic()
+    found = by_question(scored(agent, task_timeout=4.0))
+    assert time.monotonic() - began < 20
+    assert [result.value for result in found.values()] == [1.0, 0.0, 1.0, 1.0]
+    assert found["1"].failure is None
+    with Store() as store:
+        (run,) = [r for r in store.rollouts() if r.inputs["question"] == "1"]
+    assert run.prediction == {"answer": "instead: the tool 'search' gave no result after 1 s"}
+    assert run.status == "done"
+
+
+@pytest.mark.parametrize("wraps", [False, True])
+def test_a_tool_that_hangs_and_ends_the_run_is_a_tools_failure_and_scores_0(wraps: bool) -> None:
+    tool = dspy.Tool(hanging, name="search", desc="Searches.")
+
+    def agent(question: str) -> str:
+        try:
+            return str(tool(question=question))
+        except TimeoutError as error:
+            if wraps:
+                raise ValueError("no search") from error
+            raise
+
+    found = by_question(scored(agent, task_timeout=2.0))
+    assert [result.value for result in found.values()] == [1.0, 0.0, 1.0, 1.0]
+    assert found["1"].failure is FailureKind.TOOL
+
+
+def test_a_shipped_agent_sees_that_a_tool_gave_no_result_and_its_call_is_marked() -> None:
+    def look(topic: Literal["sea", "land"]) -> str:
+        """Looks something up."""
+        if topic == "sea":
+            time.sleep(30)
+        return "wet"
+
+    def answers(request: Any) -> str:
+        need = "0.0" if "gave no result" in str(request) else "1.0"
+        return json.dumps({"thought": "look", "need": need, "action": "look", "topic": "sea", "answer": "0"})
+
+    written = {"look": {"topic": (Literal["sea", "land"], dspy.OutputField())}}
+    agent = ToolAgent("question -> answer", [look], arguments=written, parameters=AgentParameters(max_steps=3))
+    recorder = Recorder()
+    lm = scripted_lm(answers, observers=[recorder.observe])
+    with dspy.context(lm=lm), recorder.active(), recorder.rollout(Rollout()) as rollout, limited(2.0):
+        found = agent(question="0")
+    assert found.steps[0]["error"] == "the tool 'look' gave no result after 0.5 s"
+    assert [(call.failure, [t.error for t in call.tools]) for call in rollout.transitions if call.tools] == [
+        (FailureKind.TOOL, ["ToolOverTime: the tool 'look' gave no result after 0.5 s"])
+    ]
 
 
 def test_a_run_that_never_ends_fails_with_its_reason_and_the_others_go_on() -> None:
@@ -142,3 +228,81 @@ def test_one_prediction_has_the_limit_too(own_folder: Path) -> None:
     assert "sys.exit(0)" in rows[0]["error"]
     assert rows[1] == {"answer": "4"}
     assert "limit of 1 s" in rows[2]["error"]
+
+
+def hangs_on_odd(request: Any) -> Any:
+    """A judge's model that never answers about the odd ones."""
+    if "odd" in str(request.messages[-1]):
+        time.sleep(30)
+    return {"yes": 0.9, "no": 0.1}
+
+
+def judged_rows(path: Path) -> str:
+    path.write_text("".join(json.dumps({"output": f"{'odd' if at % 2 else 'even'} thing {at}"}) + "\n" for at in range(4)))
+    return str(path)
+
+
+@pytest.mark.parametrize("command", ["score", "drift", "audit"])
+def test_a_verdict_that_hangs_is_none_in_the_commands_of_judges(command: str, tmp_path: Path) -> None:
+    given = {"lm": scripted_lm(hangs_on_odd, logprobs=True), "store": tmp_path / "j.db", "task_timeout": 0.5, "threads": 4}
+    began = time.monotonic()
+    if command == "score":
+        found = score_rows("Is it fine?", data=judged_rows(tmp_path / "d.jsonl"), **given)
+        assert (found["verdicts"], found["unscored"]) == ({"no": 0, "yes": 2}, 2)
+        assert found["why_unscored"] == ["OverTime: the judge took longer than the limit of 0.5 s, while a model was being asked"]
+    elif command == "drift":
+        found = replay_anchors("Is it fine?", anchors=tmp_path / "a.json", freeze=judged_rows(tmp_path / "d.jsonl"), **given)
+        assert (found["frozen"], found["coverage"]) == (4, 0.5)
+    else:
+        rows = [{"input": f"{word} question {at}", "good": "right", "bad": "wrong"} for at in range(2) for word in ("odd", "even")]
+        (tmp_path / "c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        found = audit_judge("Is it fine?", cases=str(tmp_path / "c.jsonl"), **{**given, "task_timeout": 0.2, "threads": 16})
+        assert 0 < found["unscored"] < found["verdicts"]
+    assert time.monotonic() - began < 25
+    with Store(tmp_path / "j.db") as store:
+        assert {r.failure for r in store.rollouts() if r.status == "error"} == {FailureKind.TIMEOUT}
+
+
+def test_a_judge_of_whom_nothing_comes_stops_the_job_before_it_begins(tmp_path: Path) -> None:
+    def never(request: Any) -> Any:
+        time.sleep(30)
+
+    began = time.monotonic()
+    with pytest.raises(ModelError, match=r"did not answer the judge 'Is it fine\?': .*longer than the limit of 0\.3 s"):
+        score_rows("Is it fine?", data=judged_rows(tmp_path / "d.jsonl"), lm=scripted_lm(never), store=tmp_path / "j.db", task_timeout=0.3)
+    assert time.monotonic() - began < 15
+
+
+def test_stored_rollouts_are_scored_within_the_limit(tmp_path: Path) -> None:
+    def check(task: Any, prediction: Any, rollout: Any) -> float:
+        if prediction["answer"] == "3":
+            time.sleep(30)
+        return 1.0
+
+    with Store(tmp_path / "s.db") as store:
+        for at in range(4):
+            store.put_rollout(Rollout(task_id=str(at), inputs={"question": str(at)}, prediction={"answer": str(at)}, status="done"))
+    rubric = Rubric("r", [Criterion(name="odd", check=check)])
+    began = time.monotonic()
+    found = score_rollouts(rubric, store=tmp_path / "s.db", task_timeout=0.5)
+    assert time.monotonic() - began < 15
+    assert (found["scored"], found["unscored"]) == (3, 1)
+    assert "the check of 'odd' took longer" in found["undecided"]["odd"]["reason"]
+    with pytest.raises(ConfigError, match="task_timeout"):
+        score_rollouts(rubric, store=tmp_path / "s.db", task_timeout=0)
+
+
+LIMITED = ["compile", "evaluate", "tune", "collect", "improve", "compare", "run", "judge compile", "judge audit", "judge score", "judge drift"]
+
+
+@pytest.mark.parametrize("command", [*LIMITED, "traces score", "train sft", "train grpo", "train ppo"])
+def test_every_command_that_runs_code_of_others_has_the_flag(command: str) -> None:
+    shown = CliRunner().invoke(group, [*command.split(), "--help"]).output
+    assert "--task-timeout SECONDS" in shown
+
+
+def test_training_on_an_export_refuses_a_limit_that_would_have_no_effect(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_text(json.dumps({"prompt": "a", "completion": "b"}) + "\n")
+    done = CliRunner().invoke(group, ["train", "sft", str(tmp_path / "d.jsonl"), "--name", "x", "--task-timeout", "5"])
+    assert done.exit_code == 2
+    assert "--task-timeout" in done.output

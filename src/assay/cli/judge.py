@@ -17,6 +17,7 @@ from assay.cli.shared import (
     reflection_endpoint,
     require_coverage,
     say_openings,
+    task_timeout_option,
     trust_option,
 )
 from assay.compilereport import dollars
@@ -55,6 +56,7 @@ for used in COMMANDS:
 @click.option("--salt", help="Salt of the splits; by default the store's own (a new store: the artifact's, else assay).")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--threads", type=int, help="Verdicts at once; by default what the model's engine gains from.")
+@task_timeout_option()
 @click.option("--train-size", type=int, help="Most items taken of train.")
 @click.option("--val-size", type=int, help="Most items taken of val.")
 @click.option("--gate-size", type=int, help="Most items taken of gate.")

@@ -18,6 +18,7 @@ from assay.cli.shared import (
     pairs,
     print_json,
     require_coverage,
+    task_timeout_option,
     trust_option,
 )
 from assay.compilereport import dollars
@@ -35,6 +36,7 @@ def _model_options(function: Callable[..., Any]) -> Callable[..., Any]:
         *endpoint_options("--model"),
         click.option("--seed", type=int, default=0, show_default=True),
         click.option("--threads", type=int, help="Verdicts at once; by default what the model's engine gains from."),
+        task_timeout_option(),
         click.option("--max-calls", type=int, help="Stop after so many LM calls."),
         click.option("--max-tokens", type=int, help="Stop after so many tokens."),
         click.option("--max-cost-usd", type=float, help="Stop after so many dollars."),

@@ -183,7 +183,10 @@ def no_preflight_option() -> Decorator:
 
 def task_timeout_option() -> Decorator:
     """`--task-timeout`."""
-    text = "Seconds that one run with its tools, one check or one judge may take; beyond it the run fails, or the criterion is unscored."
+    text = (
+        "Seconds that one run with its tools, one check or one judge may take; beyond it the run fails, or there is no verdict. "
+        "One tool call may take a quarter of it."
+    )
     return click.option("--task-timeout", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True, metavar="SECONDS", help=text)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from assay.cli.shared import min_coverage_option, no_preflight_option, print_json, require_coverage, trust_option
+from assay.cli.shared import min_coverage_option, no_preflight_option, print_json, require_coverage, task_timeout_option, trust_option
 
 __all__ = ["command"]
 
@@ -275,6 +275,7 @@ def close(idle_minutes: float, store: str | None, as_json: bool) -> None:
 @click.option("--judge-api-base", metavar="URL", help="Address of an OpenAI-compatible server of --judge-model.")
 @click.option("--judge-api-key-env", metavar="NAME", help="Environment variable with its key; the provider's usual one by default.")
 @click.option("--threads", type=int, help="Rollouts scored at once; by default what the judges' engine gains from.")
+@task_timeout_option()
 @no_preflight_option()
 @min_coverage_option()
 @trust_option()

@@ -19,6 +19,7 @@ from assay.cli.shared import (
     print_json,
     require_coverage,
     say_openings,
+    task_timeout_option,
     trust_option,
     with_options,
 )
@@ -65,6 +66,7 @@ def command() -> None:
 @click.option("--test-size", type=click.IntRange(1), help="Most sealed tasks.")
 @click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE.")
 @click.option("--accelerate-config", type=click.Path(exists=True), help="Run in processes as this config of accelerate says.")
+@task_timeout_option()
 @no_preflight_option()
 @min_coverage_option()
 @trust_option()
@@ -76,14 +78,18 @@ def sft(**values: Any) -> None:
     from assay.optimizers.weights.work import rank
     from assay.training import check_comparison, compare, independent
 
-    as_json, source, name, resume, program, size, config, no_preflight = keep(
-        values, "as_json", "export", "name", "resume", "program", "test_size", "accelerate_config", "no_preflight"
+    as_json, source, name, resume, program, size, config, no_preflight, task_timeout = keep(
+        values, "as_json", "export", "name", "resume", "program", "test_size", "accelerate_config", "no_preflight", "task_timeout"
     )
     preflight = not no_preflight
     if config is not None:
         return _launched(config)
     judged = ("judge_model", "judge_api_base", "judge_api_key_env")
     measured = {key: value for key in ("rubric", "data", "adapter", *judged, "salt", "store") if (value := values.pop(key)) is not None}
+    if program is not None:
+        measured["task_timeout"] = task_timeout
+    elif _is_given("task_timeout"):
+        raise click.UsageError("--task-timeout would have no effect: it is a limit of the runs of a --program")
     if settings := pairs(values.pop("settings"), "--set"):
         measured["parameters"] = {key: json_or_text(text) for key, text in settings.items()}
     if (program is None and measured) or (program is not None and not {"rubric", "data"} <= measured.keys()):
@@ -191,6 +197,7 @@ def _policy_options(function: Callable[..., Any]) -> Callable[..., Any]:
         *(click.option(f"--{split}-size", type=click.IntRange(1), help=f"Most tasks taken of {split}.") for split in ("train", "val", "test")),
         click.option("--salt", help="Salt of the splits; by default the store's own (a new store: the artifact's, else assay)."),
         click.option("--threads", type=click.IntRange(1), help="Rollouts at once."),
+        task_timeout_option(),
         *cap_options(),
         click.option("--report-to", default="none", show_default=True, help="tensorboard, trackio, wandb."),
         click.option("--accelerate-config", type=click.Path(exists=True), help="Run in processes as this config of accelerate says."),
@@ -268,16 +275,21 @@ _ONLINE = (
     "adapter",
     "salt",
     "threads",
+    "task_timeout",
     "store",
 )
+
+
+def _is_given(name: str) -> bool:
+    """Whether an option stands on the command line."""
+    return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def _offline(values: dict[str, Any]) -> dict[str, Any]:
     """Flags that an export leaves a meaning; those that it would ignore are refused where they were given."""
     from assay.training import ROLLOUTS_ONLY
 
-    context = click.get_current_context()
-    given = [name for name in values if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE]
+    given = [name for name in values if _is_given(name)]
     online = {*_ONLINE, *ROLLOUTS_ONLY, "max_calls", "max_tokens", "max_cost_usd"}
     if ignored := [f"--{name.replace('_', '-')}" for name in given if name in online]:
         raise click.UsageError(f"{', '.join(ignored)} would have no effect: an export brings its tasks and rewards")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from assay.errors import FailureKind, ModelError, StopRun, Unscored
+from assay.models.limits import ToolOverTime
 
 __all__ = ["MODEL_FAILURES", "Made", "failure_of_call", "failure_of_program", "failure_of_run", "is_own", "is_refused", "stop_in", "unanswered"]
 
@@ -142,6 +143,8 @@ def _own_kind(error: BaseException) -> FailureKind | None:
         return FailureKind.CAP
     if isinstance(error, Unscored):
         return FailureKind.JUDGE
+    if isinstance(error, ToolOverTime):
+        return FailureKind.TOOL
     return FailureKind.MODEL if isinstance(error, ModelError) else None
 
 

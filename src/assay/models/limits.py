@@ -5,21 +5,41 @@ that it reaches; a call that hangs in C code keeps its thread until that returns
 on a bad pattern) cannot be limited from within the process.
 """
 
+import asyncio
 import contextvars
 import ctypes
+import math
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-__all__ = ["DEFAULT_S", "Abandoned", "OverTime", "asking_model", "current_limit", "limited", "within_limit"]
+from assay.errors import ConfigError
+
+__all__ = [
+    "DEFAULT_S",
+    "TOOL_SHARE",
+    "Abandoned",
+    "OverTime",
+    "ToolOverTime",
+    "asking_model",
+    "awaited_within_tool_limit",
+    "check_limit",
+    "current_limit",
+    "current_tool_limit",
+    "limited",
+    "within_limit",
+    "within_tool_limit",
+]
 
 DEFAULT_S = 600.0
+TOOL_SHARE = 0.25  # of a run's limit: after a tool that hangs, the agent has time for others and for its answer
 T = TypeVar("T")
 _limit: ContextVar[float | None] = ContextVar("assay_task_timeout", default=DEFAULT_S)
+_tool_limit: ContextVar[float | None] = ContextVar("assay_tool_timeout", default=None)
 _idle: "list[_Worker]" = []
 os.register_at_fork(after_in_child=_idle.clear)  # threads do not come along
 
@@ -30,6 +50,14 @@ class OverTime(TimeoutError):
     def __init__(self, what: str, limit_s: float, *, asking: bool) -> None:
         super().__init__(f"{what} took longer than the limit of {limit_s:g} s" + (", while a model was being asked" if asking else ""))
         self.asking = asking
+
+
+class ToolOverTime(OverTime):
+    """A tool call took longer than its limit. The message is the same each time, so that a prompt that quotes it is found in the cache."""
+
+    def __init__(self, tool: str, limit_s: float) -> None:
+        TimeoutError.__init__(self, f"the tool {tool!r} gave no result after {limit_s:g} s")
+        self.asking = False
 
 
 class Abandoned(BaseException):
@@ -43,7 +71,7 @@ class _Job:
         self.call, self.outer = call, outer
         self.result: Any = None
         self.error: BaseException | None = None
-        self.asking = 0
+        self.asking, self.asked = 0, False  # models now; any at all
         self.done, self.lock = threading.Event(), threading.Lock()
         self.abandoned = False
 
@@ -96,19 +124,36 @@ class _Worker:
             return
 
 
+def check_limit(seconds: float) -> None:
+    """Raises `ConfigError` where a setting `task_timeout` is no limit."""
+    if not 0 < seconds < math.inf:
+        raise ConfigError(f"task_timeout={seconds!r} must be a number of seconds above 0", flag="--task-timeout")
+
+
 @contextmanager
-def limited(seconds: float | None) -> Iterator[None]:
-    """Inside, `within_limit` gives a call so many seconds; None for ever."""
-    token = _limit.set(seconds)
+def limited(seconds: float | None, *, tools_of: float | None = None) -> Iterator[None]:
+    """Inside, `within_limit` gives a call so many seconds; None for ever.
+
+    Args:
+        tools_of: the limit whose share a tool call has, where the run itself has none; by default `seconds`.
+    """
+    whole = seconds if tools_of is None else tools_of
+    token, tools = _limit.set(seconds), _tool_limit.set(None if whole is None else whole * TOOL_SHARE)
     try:
         yield
     finally:
         _limit.reset(token)
+        _tool_limit.reset(tools)
 
 
 def current_limit() -> float | None:
     """Seconds that a call has here."""
     return _limit.get()
+
+
+def current_tool_limit() -> float | None:
+    """Seconds that a tool call has here; None outside of `limited`."""
+    return _tool_limit.get()
 
 
 def within_limit(call: Callable[[], T], what: str) -> T:
@@ -123,19 +168,64 @@ def within_limit(call: Callable[[], T], what: str) -> T:
     seconds = _limit.get()
     if seconds is None:
         return call()
+    return _apart(call, seconds, lambda job: OverTime(what, seconds, asking=job.asking > 0))
+
+
+def within_tool_limit(call: Callable[[], T], tool: str) -> T:
+    """What a tool call gives, as `within_limit`. A tool that asks a model is an agent itself: only the limit of the run holds for it.
+
+    Raises:
+        ToolOverTime: it took longer than the limit of tools that is open here.
+        BaseException: whatever it raises.
+    """
+    seconds = _tool_limit.get()
+    if seconds is None:
+        return call()
+    return _apart(call, seconds, lambda job: None if job.asked else ToolOverTime(tool, seconds))
+
+
+async def awaited_within_tool_limit(call: Callable[[], Awaitable[T]], tool: str) -> T:
+    """The same of an asynchronous tool: it runs in the loop of its caller, as a task that is cancelled beyond the limit."""
+    seconds = _tool_limit.get()
+    if seconds is None:
+        return await call()
+    job = _Job(call, _job.get())
+
+    async def work() -> T:
+        _job.set(job)
+        return await call()
+
+    task = asyncio.ensure_future(work())
+    try:
+        while not (await asyncio.wait({task}, timeout=seconds))[0]:
+            if not job.asked:
+                raise ToolOverTime(tool, seconds)
+        return task.result()
+    finally:
+        task.cancel()
+
+
+def _apart(call: Callable[[], T], seconds: float, late: Callable[[_Job], OverTime | None]) -> T:
+    """What a call in a thread of its own gives.
+
+    Args:
+        late: told after `seconds`, and each time that they have passed again: what to raise, or None to wait on.
+    """
     job = _Job(call, _job.get())
     try:
         worker = _idle.pop()
     except IndexError:
         worker = _Worker()
     worker.jobs.put((contextvars.copy_context(), job))
+    over = None
     try:
-        job.done.wait(seconds)
+        while over is None and not job.done.wait(seconds):
+            over = late(job)
     except BaseException:  # the user stops the run: nobody waits for the call
         job.abandon(worker.thread)
         raise
-    if job.abandon(worker.thread):
-        raise OverTime(what, seconds, asking=job.asking > 0)
+    if over is not None and job.abandon(worker.thread):
+        raise over
     if job.error is not None:
         try:
             raise job.error
@@ -153,7 +243,7 @@ def asking_model() -> Iterator[None]:
         jobs.append(job)
         job = job.outer
     for one in jobs:
-        one.asking += 1
+        one.asking, one.asked = one.asking + 1, True
     try:
         yield
     finally:

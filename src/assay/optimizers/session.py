@@ -16,7 +16,7 @@ from assay.datasets.tasks import OWNERS, content_hash
 from assay.errors import AssayError, ConfigError, FailureKind
 from assay.models import LanguageModel, Meter, sample_scope
 from assay.models.failures import failure_of_run, is_own, stop_in
-from assay.models.limits import DEFAULT_S, OverTime, current_limit, limited, within_limit
+from assay.models.limits import DEFAULT_S, OverTime, ToolOverTime, current_limit, limited, within_limit
 from assay.optimizers.working import FirstRuns
 from assay.programs import RANGES, AgentParameters, make_adapter, program_version
 from assay.programs.compose import is_agent
@@ -77,7 +77,7 @@ class Session:
     own_models: bool = False  # compiled judges ask the model that they were calibrated with, at its own address, and not `judge_lm`
     measured: Measured | None = None  # by the preflight
     first_runs: FirstRuns | None = None  # after a preflight, until one of them gave an answer
-    task_timeout: float = DEFAULT_S  # seconds of a run, a check or a judge; see `assay.models.limits`
+    task_timeout: float = DEFAULT_S  # seconds of a run, a check or a judge, and a quarter of them of a tool; see `assay.models.limits`
     executor: Callable[..., Any] | None = None  # where evaluations run, see `assay.optimizers.executors`; threads where None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -209,7 +209,8 @@ class Student(dspy.Module):  # type: ignore[misc]
 
     def run(self, inputs: dict[str, Any], digest: str) -> dspy.Prediction:
         """As a call, for evaluations: of inputs whose hash is known, and without what DSPy does around each module."""
-        with limited(None if current_limit() is None else self.session.task_timeout):
+        seconds = self.session.task_timeout
+        with limited(None if current_limit() is None else seconds, tools_of=seconds):
             return self._recorded(inputs, digest)
 
     def _recorded(self, inputs: dict[str, Any], digest: str) -> dspy.Prediction:
@@ -240,7 +241,8 @@ class Student(dspy.Module):  # type: ignore[misc]
             rollout.prediction = None if failed else dict(prediction.items())
         prediction._rollout, prediction._has_tools = rollout, self.has_tools
         if task is not None:
-            self._score(task, prediction, rollout)
+            with limited(session.task_timeout):  # also where the run has none
+                self._score(task, prediction, rollout)
         return prediction
 
     def _run(self, inputs: dict[str, Any], rollout: Rollout) -> dspy.Prediction:
@@ -260,7 +262,7 @@ class Student(dspy.Module):  # type: ignore[misc]
 
     def _failure(self, error: BaseException, inputs: dict[str, Any], rollout: Rollout) -> Failed:
         """What an exception of the program means: its kind decides whether the run scores 0 or is unscored."""
-        if isinstance(error, OverTime):  # its own failure, unless it waited for the model
+        if isinstance(error, OverTime) and not isinstance(error, ToolOverTime):  # its own failure, unless it waited for the model
             return Failed(str(error), own=not error.asking, kind=FailureKind.TIMEOUT)
         if isinstance(error, SystemExit):
             return Failed(f"the program ended itself with sys.exit({error.code!r})", own=True, kind=FailureKind.AGENT)

@@ -5,6 +5,7 @@ bind the arguments, for whoever listens to any. Here the three methods that matt
 settings. Who listens travels in those settings, which DSPy copies into its worker threads and async tasks.
 """
 
+import copy
 import functools
 import inspect
 import logging
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 import dspy
 from dspy.clients.typesafe import TypeSafe
 
+from assay.models.limits import awaited_within_tool_limit, current_tool_limit, within_tool_limit
 from assay.models.threads import current_place
 
 __all__ = ["Listener", "is_told_here", "listeners", "listening"]
@@ -123,21 +125,31 @@ class _Run:
 
 
 def _telling(plain: Any) -> Any:
-    """A tool's call, of which the listeners hear before and after."""
+    """A tool's call, of which the listeners hear before and after. It has the time limit of tools."""
 
     @functools.wraps(plain)
     def call(tool: Any, **arguments: Any) -> Any:
         with _Run(tool, arguments) as run:
-            run.result = plain(tool, **arguments)
+            run.result = within_tool_limit(lambda: plain(tool, **arguments), tool.name)
         return run.result
 
     @functools.wraps(plain)
     async def acall(tool: Any, **arguments: Any) -> Any:
         with _Run(tool, arguments) as run:
-            run.result = await plain(tool, **arguments)
+            run.result = await awaited_within_tool_limit(lambda: plain(_in_thread(tool), **arguments), tool.name)
         return run.result
 
     return acall if inspect.iscoroutinefunction(plain) else call
+
+
+def _in_thread(tool: Any) -> Any:
+    """A tool for an asynchronous call: a plain function would hold the loop, where no task can be cancelled, so it runs in a thread.
+    Where it returns an awaitable, that is awaited in the loop."""
+    if current_tool_limit() is None or inspect.iscoroutinefunction(tool.func):
+        return tool
+    plain, limited = tool.func, copy.copy(tool)
+    limited.func = lambda *args, **kwargs: within_tool_limit(lambda: plain(*args, **kwargs), tool.name)
+    return limited
 
 
 def _watch_adapters() -> None:

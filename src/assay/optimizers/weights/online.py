@@ -14,6 +14,7 @@ import numpy as np
 from assay.datasets import Task
 from assay.datasets.tasks import content_hash
 from assay.errors import Diverged, Unscored
+from assay.models.limits import limited
 from assay.optimizers.weights.advantages import ValueMemory, add_hidden, assign_credit
 from assay.optimizers.weights.base import Policy
 from assay.optimizers.weights.config import PolicyConfig
@@ -124,7 +125,7 @@ class Rollouts:
                 return math.nan
             return watching.score(task, getattr(prediction, "_failed", None) or prediction, prediction._rollout).value
 
-        with session.context():
+        with session.context(), limited(session.task_timeout):
             calls = [functools.partial(score, prediction) for prediction in found if prediction is not None]
             scores = Crew(calls, session.threads, self.config.rollout_timeout_s).finished(self.engine.stop)
         return [math.nan if one is None else one for one in scores]
