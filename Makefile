@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export LITELLM_LOCAL_MODEL_COST_MAP := True
 
-.PHONY: demo test check lint chaos clean
+.PHONY: demo test test-clients check lint chaos clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -30,7 +30,12 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.dev
 	$(BIN)/assay models pull smollm2-135m
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations=15 --numprocesses 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --ignore tests/clients --durations=15 --numprocesses 2 --dist loadfile
+
+# Agents on real client libraries, against a scripted model alone and through the gateway: installs the libraries, ends with a table.
+test-clients: $(VENV)/.dev
+	$(BIN)/assay models pull smollm2-135m
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/clients --durations=15 --numprocesses 2 --dist worksteal
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -41,7 +46,7 @@ lint: $(VENV)/.dev
 chaos: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos.py --kills 20
 
-check: lint test
+check: lint test test-clients
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -1,24 +1,23 @@
 """Unchanged agents on the real client libraries, recorded by `assay serve` in front of a scripted model.
 
-Libraries that clash with the project's own are installed from `requirements.txt` into an environment of their own, which is kept in
-the user's cache: about a minute the first time. ASSAY_NO_CLIENTS=1 leaves the tests of these libraries out.
+Long conversations: several questions, streamed and not, two calls of a tool at once, typed answers. Shorter ones of more clients, with their bytes,
+are in `test_table.py`. Libraries that clash with the project's own are installed from `requirements/` into environments of their own, which are kept
+in the user's cache: a minute or two the first time. ASSAY_NO_CLIENTS=1 leaves the tests of these libraries out.
 """
 
-import hashlib
 import json
-import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from filelock import FileLock
+from harness import HERE, KEY, TYPED, environment, started, variables
 
 from assay.testing.serving import get, post
 from assay.traces import Rollout, Store
@@ -26,57 +25,15 @@ from assay.traces.dialects import chat_messages
 
 pytestmark = pytest.mark.slow
 
-HERE = Path(__file__).parent
-KEY = "gateway-key-1"
-TYPED = '{"value": 1, "unit": "echo"}'  # what the scripted model makes of the agents' schema
 TWICE, ONCE = "use the tool #both: six times seven", "use the tool: six times seven"
-
-
-# -- the libraries
-
-
-def environment(requirements: Path) -> str:
-    """Python of an environment with these libraries, built where it is not there yet."""
-    wanted = requirements.read_text() + sys.version
-    folder = Path.home() / ".cache" / "assay" / "test-clients" / hashlib.sha256(wanted.encode()).hexdigest()[:16]
-    folder.mkdir(parents=True, exist_ok=True)
-    python, ready = folder / "env" / "bin" / "python", folder / "ready"
-    with FileLock(folder / "lock"):
-        if not ready.is_file():
-            subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", folder / "env"], check=True)
-            command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--retries", "2", "-r", str(requirements)]
-            try:
-                made = subprocess.run(command, capture_output=True, text=True, timeout=600)
-                told = "\n".join(line for line in made.stderr.splitlines() if not line.startswith("WARNING"))
-            except subprocess.TimeoutExpired as error:
-                made, told = None, str(error)
-            if made is None or made.returncode:
-                pytest.fail(f"the client libraries could not be installed; ASSAY_NO_CLIENTS=1 leaves their tests out\n{told[-2000:]}", pytrace=False)
-            ready.touch()
-    return str(python)
 
 
 @pytest.fixture(scope="session")
 def newest() -> str:
-    if os.environ.get("ASSAY_NO_CLIENTS") == "1":
-        pytest.skip("ASSAY_NO_CLIENTS=1")
-    return environment(HERE / "requirements.txt")
+    return environment("newest")
 
 
 # -- the gateway
-
-
-@contextmanager
-def started(*command: str) -> Iterator[str]:
-    """The address that a server says as its first line."""
-    process = subprocess.Popen([sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True)
-    try:
-        line = process.stdout.readline() if process.stdout else ""
-        assert line, f"{command} did not start"
-        yield json.loads(line)["url"]
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
 
 
 class Stage:
@@ -114,14 +71,8 @@ class Stage:
 
     def begin(self, python: str, script: str, *arguments: str, path: str = "", key: str = KEY) -> "subprocess.Popen[str]":
         """Starts an agent whose base address and key are the gateway's."""
-        names = ("OPENAI", "ANTHROPIC", "MODEL")
-        variables = {name: value for name, value in os.environ.items() if not name.startswith((*names, "PYTHON", "LANGSMITH", "LANGCHAIN"))}
-        for name in names:
-            variables[f"{name}_BASE_URL"] = self.url + path + ("" if name == "ANTHROPIC" else "/v1")
-            variables[f"{name}_API_KEY"] = key
-        variables |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True"}
         command = [python, str(HERE / script), *arguments]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables)
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables(self.url + path, key))
 
     def run(self, python: str, script: str, *arguments: str, **options: str) -> Any:
         """What an agent answers."""

@@ -148,6 +148,20 @@ def test_azures_client_is_recorded_like_openais(scripted: tuple[Gateway, Scripte
     assert upstream.headers[-1]["api-key"] == "azure-key"
 
 
+def test_a_streamed_answer_has_the_upstreams_headers_and_no_others(scripted: tuple[Gateway, ScriptedUpstream, str]) -> None:
+    def headers(url: str) -> dict[str, str]:
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
+        connection.request("POST", "/v1/chat/completions", body=json.dumps({**CHAT, "stream": True}))
+        answer = connection.getresponse()
+        answer.read()
+        connection.close()
+        found = {name.lower(): value for name, value in answer.getheaders()}
+        return {name: value for name, value in found.items() if name not in ("date", "x-assay-rollout")}
+
+    with served(scripted[1].app()) as behind:
+        assert headers(scripted[2]) == headers(behind)
+
+
 @pytest.mark.parametrize("stage", [{"model": "openai/other"}], indirect=True)
 def test_a_model_that_was_named_takes_the_place_of_the_deployment(stage: Stage) -> None:
     stage.ask("POST", "/openai/deployments/gpt-4o/chat/completions?api-version=2024-10-21", CHAT)

@@ -3,8 +3,10 @@
     python -m assay.testing.upstream [--port 0] [--log FILE] [--chunks 8] [--delay-ms 0]
 
 It answers `echo: TEXT` to a conversation's last text, and calls the first tool offered where that text holds `use the tool` and no
-result has come back yet; with `#both` it says something first and calls it twice in one answer. A tool that the request insists on by
-name is called, and a JSON schema it asks for is answered with a small instance. `#401` (which says the key back), `#429`, `#500`, `#die`,
+result has come back yet; with `#both` it says something first and calls it twice in one answer, with `#steps2` it calls it in two answers, one
+after the other. A tool that the request insists on by name is called; where tools must be called, the first that was not called before. A JSON
+schema that the request asks for is answered with a small instance. `#answers LIST` in a user's text says each answer itself, as JSON: a text, or
+`{"tool": NAME, "arguments": {…}}`; which one is told by the answers that came since. `#401` (which says the key back), `#429`, `#500`, `#die`,
 `#hang`, `#garbage` and `#badtool` in the text make it misbehave, `#once429` the first time only; `#late` waits half a second after a
 stream's last event, `#pause` before it. With a log it writes a line a completed call before the answer's last byte is sent.
 """
@@ -13,6 +15,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,13 +23,15 @@ from typing import Any
 
 from aiohttp import web
 
-from assay.traces.asked import insisted_tool
-from assay.traces.dialects import DIALECTS, chat_messages, chat_tools
+from assay.traces.asked import insisted_tool, must_call
+from assay.traces.dialects import DIALECTS, chat_messages, chat_tools, part_texts
 
 __all__ = ["ScriptedUpstream"]
 
 Call = tuple[str, str, str]  # id, name, arguments as text
 Parts = Callable[[str], list[str]]
+Message = dict[str, Any]
+_REMEMBERED = 256  # answers that a later request may continue by id
 
 
 class ScriptedUpstream:
@@ -36,6 +41,7 @@ class ScriptedUpstream:
         self.calls, self.chunks, self.delay_s, self.name = 0, chunks, delay_s, name
         self.headers: list[dict[str, str]] = []
         self._refused: set[str] = set()
+        self._conversations: dict[str, list[Message]] = {}  # id of an answer (Responses) -> the conversation up to it
         self._log = open(log, "a", buffering=1) if log else None  # noqa: SIM115
 
     def app(self) -> web.Application:
@@ -47,6 +53,11 @@ class ScriptedUpstream:
         app.router.add_get("/v1/models", self._models)
         return app
 
+    def restart(self, at: int = 0) -> None:
+        """Numbers the next answer `at + 1` and forgets what was refused: the same requests get the same bytes again."""
+        self.calls = at
+        self._refused.clear()
+
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": self.name, "object": "model"}]})
 
@@ -54,9 +65,10 @@ class ScriptedUpstream:
         async def handle(request: web.Request) -> web.StreamResponse:
             body = await request.json()
             self.calls += 1
+            number = self.calls
             self.headers = [*self.headers[-99:], dict(request.headers)]
-            messages = chat_messages({"dialect": dialect, "body": body})
-            said = next((str(m.get("content") or "") for m in reversed(messages) if m["role"] == "user"), "")
+            messages = [*self._continued(body), *chat_messages({"dialect": dialect, "body": body})]
+            said, since = _instruction(messages)
             if "#401" in said:
                 told = {"error": {"message": f"bad key {request.headers.get('Authorization')}", "type": "scripted"}}
                 return web.json_response(told, status=401)
@@ -67,17 +79,28 @@ class ScriptedUpstream:
                     return web.json_response(told, status=status, headers={"Retry-After": "7"} if f"#{status}" in said else {})
             if "#garbage" in said:
                 return web.Response(body=b"{this is no json", content_type="application/json")
-            text, calls = _script(dialect, body, messages, said, f"call_{self.calls}")
+            text, calls = _script(dialect, body, said, since, f"call_{number}")
+            if dialect == "responses":
+                self._remember(f"resp_{number}", messages, text, calls)
             if not body.get("stream"):
                 await self._pause(said)
                 if "#die" in said and request.transport is not None:
                     request.transport.close()
                 self._note(request, said)
-                return web.json_response(_whole(dialect, self.calls, self.name, text, calls))
+                return web.json_response(_whole(dialect, number, self.name, text, calls))
             usage = bool((body.get("stream_options") or {}).get("include_usage"))
-            return await self._stream(request, said, _events(dialect, self.calls, self.name, text, calls, self.chunks, usage))
+            return await self._stream(request, said, _events(dialect, number, self.name, text, calls, self.chunks, usage))
 
         return handle
+
+    def _continued(self, body: dict[str, Any]) -> list[Message]:
+        return self._conversations.get(str(body.get("previous_response_id")), [])
+
+    def _remember(self, name: str, messages: list[Message], text: str, calls: Sequence[Call]) -> None:
+        asked = [{"id": call[0], "type": "function", "function": {"name": call[1], "arguments": call[2]}} for call in calls]
+        self._conversations[name] = [*messages, {"role": "assistant", "content": text, **({"tool_calls": asked} if asked else {})}]
+        if len(self._conversations) > _REMEMBERED:
+            del self._conversations[next(iter(self._conversations))]
 
     async def _pause(self, said: str) -> None:
         if "#hang" in said:
@@ -109,21 +132,44 @@ class ScriptedUpstream:
         return response
 
 
-def _script(dialect: str, body: dict[str, Any], messages: list[dict[str, Any]], said: str, call_id: str) -> tuple[str, list[Call]]:
+def _instruction(messages: Sequence[Message]) -> tuple[str, Sequence[Message]]:
+    """What decides on the answer: the last user's text that says `#answers`, else the last user's text; and the messages after it."""
+    texts = [(at, part_texts(message.get("content"))) for at, message in enumerate(messages) if message["role"] == "user"]
+    at, said = next((found for found in reversed(texts) if "#answers" in found[1]), texts[-1] if texts else (-1, ""))
+    return said, messages[at + 1 :]
+
+
+def _script(dialect: str, body: dict[str, Any], said: str, since: Sequence[Message], call_id: str) -> tuple[str, list[Call]]:
     """The text to say and the tools to call."""
-    tools = {tool["function"]["name"]: tool["function"]["parameters"] for tool in chat_tools({"dialect": dialect, "body": body})}
-    answered = bool(messages) and messages[-1]["role"] == "tool"
-    if (name := insisted_tool({"dialect": dialect, "body": body})) is not None and name in tools:
+    request = {"dialect": dialect, "body": body}
+    if "#answers" in said:
+        return _told(said, sum(message["role"] == "assistant" for message in since), call_id)
+    tools = {tool["function"]["name"]: tool["function"]["parameters"] for tool in chat_tools(request)}
+    if (name := insisted_tool(request)) is not None and name in tools:
         return "", [(call_id, name, _arguments(tools[name]))]
-    if tools and "use the tool" in said and not answered:
+    called = [call["function"]["name"] for message in since for call in message.get("tool_calls") or ()]
+    answered = bool(since) and since[-1]["role"] == "tool"
+    steps = max(sum("tool_calls" in message for message in since), answered)
+    wanted = int(found[1]) if (found := re.search(r"#steps(\d+)", said)) else 1
+    if tools and "use the tool" in said and steps < wanted:
         first = next(iter(tools))
         arguments = "{broken" if "#badtool" in said else _arguments(tools[first])
         if "#both" in said:
             return "twice, then", [(f"{call_id}_{at}", first, arguments) for at in (1, 2)]
         return "", [(call_id, first, arguments)]
+    if tools and must_call(request):
+        name = next((name for name in tools if name not in called), next(reversed(tools)))
+        return "", [(call_id, name, _arguments(tools[name]))]
     if schema := _asked_schema(body):
         return json.dumps(_instance(schema, schema)), []
-    return f"echo: {messages[-1].get('content') if answered else said}", []
+    return f"echo: {since[-1].get('content') if answered else said}", []
+
+
+def _told(said: str, turn: int, call_id: str) -> tuple[str, list[Call]]:
+    """The answer of this turn in the list that a user's text holds; the last one where there are no more."""
+    answers = json.JSONDecoder().raw_decode(said.partition("#answers")[2].lstrip())[0]
+    answer = answers[min(turn, len(answers) - 1)]
+    return (answer, []) if isinstance(answer, str) else ("", [(call_id, answer["tool"], json.dumps(answer["arguments"]))])
 
 
 def _arguments(schema: dict[str, Any]) -> str:

@@ -192,7 +192,6 @@ async def pass_on(
         whole = web.Response(status=reply.status, body=b"".join(chunks), headers=headers)
         passed.response = whole
         return whole
-    headers.setdefault("Cache-Control", "no-cache")
     response = passed.response = web.StreamResponse(status=reply.status, headers=headers)
     await response.prepare(request)
     held = b""

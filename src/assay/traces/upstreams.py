@@ -37,6 +37,7 @@ __all__ = ["EmbeddedUpstream", "HttpUpstream", "LitellmUpstream", "Reply", "upst
 _STATUS = {FailureKind.TIMEOUT: 504, FailureKind.CONTEXT: 400}  # whatever status litellm gives to its own timeouts
 _DEPLOYMENT = re.compile(r"(?<=^/openai/deployments/)[^/]+")
 _AZURE = "/openai/"  # how paths of Azure begin, which takes a key in a header of its own
+_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}  # of streams that the gateway writes itself
 _PROVIDERS = {  # base address, key, and the dialects it speaks itself
     "openai": ("https://api.openai.com", "OPENAI_API_KEY", ("chat", "completions", "responses")),
     "anthropic": ("https://api.anthropic.com", "ANTHROPIC_API_KEY", ("messages",)),
@@ -187,11 +188,11 @@ class EmbeddedUpstream(HttpUpstream):
             if reply.status >= 400:
                 yield reply
             elif asked.get("stream"):
-                yield Reply(200, {"Content-Type": "text/event-stream"}, spoken_stream(dialect, chunks_of(reply.chunks), self.name))
+                yield Reply(200, _STREAM, spoken_stream(dialect, chunks_of(reply.chunks), self.name))
             else:
                 told = as_called(json.loads(b"".join([chunk async for chunk in reply.chunks])), dialect, body)
                 if body.get("stream"):  # held to a call, which is known at its end
-                    yield Reply(200, {"Content-Type": "text/event-stream"}, spoken_stream(dialect, stream_of(told), self.name))
+                    yield Reply(200, _STREAM, spoken_stream(dialect, stream_of(told), self.name))
                 else:
                     yield Reply(200, {"Content-Type": "application/json"}, _once(json.dumps(spoken(dialect, told, self.name)).encode()))
 
@@ -234,7 +235,7 @@ class LitellmUpstream:
             yield Reply(status, {"Content-Type": "application/json", **({"Retry-After": retry} if retry else {})}, _once(json.dumps(told).encode()))
             return
         if body.get("stream"):
-            yield Reply(200, {"Content-Type": "text/event-stream"}, _events(dialect, answer, self._in_time))
+            yield Reply(200, _STREAM, _events(dialect, answer, self._in_time))
         else:
             yield Reply(200, {"Content-Type": "application/json"}, _once(known(json.dumps(_plain(answer), default=str)).encode()))
 

@@ -1,0 +1,366 @@
+"""Runs client programs against a scripted model server, alone and through `assay serve`, and says how the two differ.
+
+A program reads questions from standard input and answers on standard output, one JSON line each (see `python/driver.py`); its base address and key
+are in its environment. It talks to a tap, which leads to the server or to the gateway; a second tap stands between gateway and server.
+"""
+
+import hashlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+from tap import Exchange, Tap, tapped
+
+from assay.datasets.tasks import content_hash
+from assay.testing.serving import get, post, served
+from assay.testing.upstream import ScriptedUpstream
+from assay.traces import Rollout, Store
+from assay.traces.sealing import know_splits
+
+HERE = Path(__file__).parent
+KEY = "gateway-key-1"
+TYPED = '{"value": 1, "unit": "echo"}'  # what the scripted model makes of the agents' schema
+PROVIDERS = ("OPENAI", "ANTHROPIC", "MODEL", "GEMINI", "GOOGLE")
+_HOP = {"date", "connection", "keep-alive", "transfer-encoding", "content-length", "host", "accept-encoding"}
+_KEYS = {"authorization", "x-api-key", "api-key", "x-goog-api-key"}
+_PER_CALL = {"traceparent", "idempotency-key", "x-stainless-read-timeout"}  # headers that clients make anew
+
+
+# -- environments
+
+
+def environment(name: str) -> str:
+    """Python of an environment with the libraries of `requirements/NAME.txt`, built where it is not there yet; `project` is this one.
+
+    ASSAY_NO_CLIENTS=1 skips tests of libraries that are installed for them.
+    """
+    if name == "project":
+        return sys.executable
+    if os.environ.get("ASSAY_NO_CLIENTS") == "1":
+        pytest.skip("ASSAY_NO_CLIENTS=1")
+    requirements = HERE / "requirements" / f"{name}.txt"
+    wanted = requirements.read_text() + sys.version
+    with made_once(wanted) as (folder, ready):
+        python = folder / "env" / "bin" / "python"
+        if not ready:
+            subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", folder / "env"], check=True)
+            install([sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--retries", "2", "-r", str(requirements)])
+    return str(python)
+
+
+@contextmanager
+def made_once(wanted: str) -> Iterator[tuple[Path, bool]]:
+    """A folder of the user's cache for what is wanted, locked, and whether it is ready; it is once this ends without an error."""
+    folder = Path.home() / ".cache" / "assay" / "test-clients" / hashlib.sha256(wanted.encode()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "lock"):
+        yield folder, (folder / "ready").is_file()
+        (folder / "ready").touch()
+
+
+def install(command: Sequence[str], **options: Any) -> None:
+    """Runs a package manager; a test fails with what it said."""
+    try:
+        made = subprocess.run(command, capture_output=True, text=True, timeout=600, **options)
+        told = "\n".join(line for line in made.stderr.splitlines() if not line.startswith("WARNING"))
+    except (subprocess.TimeoutExpired, OSError) as error:
+        made, told = None, str(error)
+    if made is None or made.returncode:
+        pytest.fail(f"the client libraries could not be installed; ASSAY_NO_CLIENTS=1 leaves their tests out\n{told[-2000:]}", pytrace=False)
+
+
+def variables(url: str, key: str = KEY) -> dict[str, str]:
+    """The environment of a client whose model is at this address."""
+    given = {name: value for name, value in os.environ.items() if not name.startswith((*PROVIDERS, "PYTHON", "LANGSMITH", "LANGCHAIN"))}
+    for name in PROVIDERS:
+        given[f"{name}_BASE_URL"] = url + ("" if name in ("ANTHROPIC", "GEMINI", "GOOGLE") else "/v1")
+        given[f"{name}_API_KEY"] = key
+    given["GOOGLE_GEMINI_BASE_URL"] = url
+    return given | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOCAL_ANTHROPIC_BETA_HEADERS": "True"}
+
+
+# -- processes
+
+
+@contextmanager
+def started(*command: str) -> Iterator[str]:
+    """The address that a server says as its first line."""
+    process = subprocess.Popen([sys.executable, "-m", *command], stdout=subprocess.PIPE, text=True)
+    try:
+        line = process.stdout.readline() if process.stdout else ""
+        assert line, f"{command} did not start"
+        yield json.loads(line)["url"]
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+class Program:
+    """A client program that runs until it is closed."""
+
+    def __init__(self, command: Sequence[str], url: str, folder: Path, extra: Mapping[str, str]) -> None:
+        self._log = folder / "program.log"
+        with open(self._log, "wb") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=variables(url) | dict(extra), cwd=folder
+            )
+
+    def ask(self, mode: str, question: str, timeout_s: float = 120.0) -> dict[str, Any]:
+        """What the agent answered: `{"answer": …}` or `{"error": …}`."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({"mode": mode, "question": question}).encode() + b"\n")
+        self._process.stdin.flush()
+        with selectors.DefaultSelector() as waiting:
+            waiting.register(self._process.stdout, selectors.EVENT_READ)
+            line = self._process.stdout.readline() if waiting.select(timeout_s) else b""
+        assert line, f"{mode} gave no answer within {timeout_s:g} s\n{self.complaints()}"
+        told: dict[str, Any] = json.loads(line)
+        return told
+
+    def complaints(self) -> str:
+        return self._log.read_text(errors="replace")[-3000:]
+
+    def close(self) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+# -- what is run, and what came of it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Client:
+    """A program and what it is expected to do in each of its modes.
+
+    Args:
+        command: of the program; None takes `environment` and `script` (of the folder `python`).
+        modes: names as the program knows them; what streams is called so.
+        ask: what the scripted model reads in each question.
+        outputs: text of each call; `tools` are its tool calls with arguments and results, in order.
+        answer: what the program prints; by default the last text.
+        prediction: of the rollout; by default the answer.
+        retries: calls in all of a run whose first call is answered with 429 (0: the client gives up).
+    """
+
+    name: str
+    environment: str = "newest"
+    script: str = ""
+    command: Sequence[str] | None = None
+    modes: tuple[str, ...] = ("sync", "stream")
+    ask: str = "use the tool #steps2"
+    outputs: tuple[str, ...] = ("", "", "echo: 42")
+    tools: tuple[tuple[str, Any, str | None], ...] = (("calculator", {"expression": "6*7"}, "42"),) * 2
+    answer: Any = None
+    prediction: Any = None
+    streams: Mapping[str, int] = field(default_factory=dict)  # streamed calls by mode, where they are not all or none
+    retries: int = 4
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Row:
+    """A line of the table; `problems` say what is wrong."""
+
+    client: str
+    mode: str
+    works: bool = False
+    one_rollout: bool = False
+    exact: bool = False
+    retries: bool = False
+    prediction: bool = False
+    trainable: bool = False
+    problems: list[str] = field(default_factory=list)
+
+    def check(self, name: str, problems: Sequence[str]) -> None:
+        setattr(self, name, not problems)
+        self.problems += [f"{self.mode}, {name.replace('_', ' ')}: {problem}" for problem in problems]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a program: what it said, what its side of the wire saw, and what the model server saw."""
+
+    said: dict[str, Any]
+    front: list[Exchange]
+    back: list[Exchange]
+
+    @property
+    def statuses(self) -> list[int]:
+        return [exchange.status for exchange in self.front]
+
+
+class Bench:
+    """A scripted server, `assay serve` in front of it, the two taps, and one client program."""
+
+    def __init__(self, upstream: ScriptedUpstream, direct: str, front: Tap, back: Tap, gateway: str, store: Path, program: Program) -> None:
+        self.upstream, self.direct, self.front, self.back, self.gateway, self.store = upstream, direct, front, back, gateway, store
+        self.program, self._known = program, set[str]()
+
+    def run(self, mode: str, question: str, number: int, *, through: bool) -> Run:
+        """Runs the program once; the same number gives the same answers of the server."""
+        self.upstream.restart(number)
+        self.front.point(self.gateway if through else self.direct)
+        since = time.monotonic()
+        said = self.program.ask(mode, question)
+        return Run(said, self.front.exchanges(since), self.back.exchanges(since))
+
+    def new_rollouts(self, calls: int) -> list[Rollout]:
+        """Rollouts of the last run, closed as a success, once so many calls are in the store."""
+        for _ in range(100):
+            found = [rollout for rollout in self._all() if rollout.id not in self._known]
+            if sum(len(rollout.transitions) for rollout in found) >= calls:
+                break
+            time.sleep(0.1)
+        for rollout in found:
+            post(f"{self.gateway}/assay/rollouts/{rollout.id}/close", {"reward": 1.0}, Authorization=f"Bearer {KEY}")
+        found = [rollout for rollout in self._all() if rollout.id not in self._known]
+        self._known |= {rollout.id for rollout in found}
+        return found
+
+    def counts(self) -> dict[str, int]:
+        told = get(f"{self.gateway}/assay/stats", Authorization=f"Bearer {KEY}")
+        return {name: told[name] for name in ("calls", "stored", "unrecorded")} | {"past": sum(told["not_spoken"].values())}
+
+    def _all(self) -> list[Rollout]:
+        with Store(self.store) as store:
+            return [store.rollout(rollout.id) for rollout in store.rollouts(limit=None)][::-1]
+
+
+@contextmanager
+def bench(client: Client, folder: Path) -> Iterator[Bench]:
+    command = client.command or [environment(client.environment), str(HERE / "python" / client.script)]
+    upstream = ScriptedUpstream()
+    with ExitStack() as running:
+        direct = running.enter_context(served(upstream.app()))
+        front, back = running.enter_context(tapped(direct)), running.enter_context(tapped(direct))
+        given = ("--upstream", back.url, "--upstream-key", "upstream-secret", "--key", KEY, "--port", "0", "--json", "--store", str(folder / "s.db"))
+        gateway = running.enter_context(started("assay", "serve", *given))
+        program = Program(command, front.url, folder, client.variables)
+        running.callback(program.close)
+        yield Bench(upstream, direct, front, back, gateway, folder / "s.db", program)
+
+
+def table_of(client: Client, at: Bench) -> tuple[list[Row], dict[str, str]]:
+    """A row a mode, without what trainers say of it, and the mode of each rollout."""
+    rows, modes = [], {}
+    for index, mode in enumerate(client.modes):
+        row = Row(client.name, mode)
+        rows.append(row)
+        plain = f"{client.name} in mode {mode}: {client.ask}"
+        found = _compared(client, at, row, plain, 1000 * (2 * index + 1))
+        again = _retried(client, at, row, f"{plain} #once429", 1000 * (2 * index + 2))
+        modes |= dict.fromkeys((rollout.id for rollout in (*found, *again)), mode)
+        with Store(at.store) as store:  # exports leave out tasks of the sealed splits, and which are those is drawn by lot
+            know_splits(store, {"train": [(content_hash(rollout.inputs), "") for rollout in (*found, *again)]})
+    return rows, modes
+
+
+def _compared(client: Client, at: Bench, row: Row, question: str, number: int) -> list[Rollout]:
+    alone = at.run(row.mode, question, number, through=False)
+    before = at.counts()
+    through = at.run(row.mode, question, number, through=True)
+    expected = client.outputs[-1] if client.answer is None else client.answer
+    problems = [f"{how} it gave {run.said}" for how, run in (("alone", alone), ("behind the gateway", through)) if run.said != {"answer": expected}]
+    row.check("works", problems + ([f"\n{at.program.complaints()}"] if problems else []))
+    found = at.new_rollouts(len(client.outputs))
+    calls = len(through.front)
+    counted = {name: count - before[name] for name, count in at.counts().items()}
+    wanted = {"calls": calls, "stored": calls, "unrecorded": 0, "past": 0}
+    row.check(
+        "one_rollout",
+        [f"{len(rollout.transitions)} calls: {[t.output for t in rollout.transitions]}" for rollout in found if len(found) != 1]
+        + ([f"the counts are {counted} and not {wanted}"] if counted != wanted else [])
+        + ([] if found else ["no rollout"]),
+    )
+    recorded = _recorded(client, row.mode, found[0]) if found else ["nothing was recorded"]
+    row.check("exact", [*differences(alone, through), *recorded])
+    prediction = {"answer": expected if isinstance(expected, str) else json.dumps(expected)} if client.prediction is None else client.prediction
+    told = [rollout.prediction for rollout in found]
+    row.check("prediction", [] if told == [prediction] else [f"{told} and not [{prediction}]"])
+    return found
+
+
+def _retried(client: Client, at: Bench, row: Row, question: str, number: int) -> list[Rollout]:
+    """The same with a first call that is answered with 429: as many calls, and the same outcome, both ways."""
+    alone, through = (at.run(row.mode, question, number, through=way) for way in (False, True))
+    problems = [] if alone.statuses == through.statuses else [f"{alone.statuses} alone, {through.statuses} through the gateway"]
+    expected = [429, *[200] * (client.retries - 1)] if client.retries else [429]
+    if alone.statuses != expected:
+        problems.append(f"{alone.statuses} and not {expected}")
+    if alone.said != through.said:
+        problems.append(f"{alone.said} alone, {through.said} through the gateway")
+    found = at.new_rollouts(len(through.front))
+    if len(found) != 1:
+        problems.append(f"{len(found)} rollouts")
+    row.check("retries", problems + differences(alone, through))
+    return found if client.retries else []
+
+
+def _recorded(client: Client, mode: str, rollout: Rollout) -> list[str]:
+    """How what was stored differs from what the scripted model said and the tools gave."""
+    streamed = sum(bool(t.request["body"].get("stream")) or "stream" in t.request.get("path", "") for t in rollout.transitions)
+    wanted = client.streams.get(mode, len(client.outputs) if "stream" in mode else 0)
+    pairs = {
+        "outputs": ([t.output for t in rollout.transitions], list(client.outputs)),
+        "tools": ([(tool.name, tool.arguments, tool.result) for tool in rollout.tools], list(client.tools)),
+        "errors": ([t.error for t in rollout.transitions], [None] * len(client.outputs)),
+        "streamed calls": (streamed, wanted),
+    }
+    return [f"the {name} are {stored} and not {expected}" for name, (stored, expected) in pairs.items() if stored != expected]
+
+
+# -- comparing wires
+
+
+def differences(alone: Run, through: Run) -> list[str]:
+    """How the bytes differ: of two runs as the client saw them, and of both sides of the gateway."""
+    return [
+        *_differing("alone and behind the gateway", alone.front, through.front, requests=False),
+        *_differing("before and behind the gateway", through.front, through.back, requests=True),
+        *_asked_alike(alone.front, through.front),
+    ]
+
+
+def _differing(what: str, one: Sequence[Exchange], other: Sequence[Exchange], *, requests: bool) -> list[str]:
+    found = [] if len(one) == len(other) else [f"{what}: {len(one)} and {len(other)} calls"]
+    for at, (a, b) in enumerate(zip(one, other, strict=False)):
+        pairs = {"status": (a.status, b.status), "response headers": (_headers(a.response_headers), _headers(b.response_headers))}
+        pairs["response"] = (a.response, b.response)
+        if requests:
+            pairs |= {"path": (a.path, b.path), "request": (a.body, b.body), "request headers": (_headers(a.headers), _headers(b.headers))}
+        found += [f"{what}, call {at}: {name} {_excerpt(x)} and {_excerpt(y)}" for name, (x, y) in pairs.items() if x != y]
+    return found
+
+
+def _asked_alike(alone: Sequence[Exchange], through: Sequence[Exchange]) -> list[str]:
+    """Requests of both runs: their bodies as JSON, and their headers but for those that a client makes anew for each."""
+    found = []
+    for at, (a, b) in enumerate(zip(alone, through, strict=False)):
+        pairs = {"path": (a.path, b.path), "body": (json.loads(a.body), json.loads(b.body))}
+        pairs["headers"] = (_headers(a.headers, _PER_CALL), _headers(b.headers, _PER_CALL))
+        found += [f"what the client asked, call {at}: {name} {_excerpt(x)} and {_excerpt(y)}" for name, (x, y) in pairs.items() if x != y]
+    return found
+
+
+def _headers(headers: Sequence[tuple[str, str]], also: set[str] = frozenset()) -> list[tuple[str, str]]:  # type: ignore[assignment]
+    return sorted((name, value) for name, value in headers if name not in _HOP | _KEYS | also and not name.startswith("x-assay-"))
+
+
+def _excerpt(value: Any) -> str:
+    return repr(value)[:600]
