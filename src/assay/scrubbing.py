@@ -32,7 +32,7 @@ _MOST = 1000  # of them are remembered; the oldest go first
 
 # Of fields, letters alone: how a name ends. `token` alone is also a piece of text (of log-probabilities), `key` also that of a mapping.
 _STRONG = re.compile(
-    r"(?:authorization|authorizationtoken|apikey|apitoken|accesstoken|refreshtoken|authtoken|bearertoken|sessiontoken|oauthtoken|clientsecret"
+    r"(?:authorization|authorizationtoken|apikey|apikeystring|apitoken|accesstoken|refreshtoken|authtoken|bearertoken|sessiontoken|oauthtoken|clientsecret"
     r"|secretkey|secretaccesskey|accesskey|accesskeyid|privatekey|subscriptionkey)$"
 )
 _WEAK = re.compile(r"(?:^token|^auth|^bearer|^pwd|cookie|secret|password|passwd|passphrase|^credentials?)$")  # where no model's or agent's text is

@@ -60,10 +60,11 @@ __all__ = ["command"]
 @click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE.")
 @click.option("--json", "as_json", is_flag=True, help="The address, and at the end the audit, as JSON lines on standard output.")
 def command(**values: Any) -> None:
-    """Record any agent that speaks OpenAI chat completions, Responses or Anthropic messages: set its base URL to this gateway.
+    """Record any agent that speaks OpenAI chat completions, Responses, Anthropic messages or Gemini: set its base URL to this gateway.
 
     \b
     OPENAI_BASE_URL=http://127.0.0.1:8321/v1   ANTHROPIC_BASE_URL=http://127.0.0.1:8321
+    GOOGLE_GEMINI_BASE_URL=http://127.0.0.1:8321
     """
     if values["model"] is None and values["upstream"] is None:
         values["model"] = "embedded/smollm2-135m"

@@ -36,10 +36,11 @@ _BLIND = ("curl_cffi", "pycurl", "niquests", "vertexai", "google.generativeai") 
 _PATH = re.compile(
     r"/(?:chat/completions|completions?|responses|messages|api/chat|api/generate|v\d/chat|generate|generate_stream|converse|converse-stream|"
     r"invoke|invoke-with-response-stream|predictions|text/chat|text/generation|text-generation/generation|multimodal-generation/generation)$|"
-    r"^/models/[^/]+/[^/]+$|:(?:generateContent|streamGenerateContent|rawPredict|streamRawPredict)$"
+    r"^/models/[^/]+/[^/]+$|/interactions$|:(?:generateContent|streamGenerateContent|rawPredict|streamRawPredict)$"
 )
 _NO_ANSWER = re.compile(r"/(?:count_tokens|tokenize|detokenize|embeddings?|rerank|moderations)$|:(?:countTokens|embedContent|batchEmbedContents)$")
 _GATEWAY = re.compile(r"^/r/[^/]+/")  # a rollout of assay's gateway, which records it
+_KEYS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
 _PROMPTS = ("messages", "input", "inputs", "prompt", "contents", "anthropic_version", "inputText", "message")
 _PROCESSES = frozenset({"subprocess.Popen", "os.system", "os.posix_spawn", "os.exec", "os.fork"})
 _OWN_PROCESS = "assay-"  # how the names of assay's own processes begin, which record their calls themselves
@@ -159,7 +160,7 @@ def _hook(module: Any) -> None:
 
 def _to_gateway(headers: Mapping[str, str]) -> bool:
     """Whether a request goes to assay's gateway, which records it."""
-    return "x-assay-rollout" in headers or str(headers.get("authorization", "")).startswith("Bearer rollout-")
+    return "x-assay-rollout" in headers or any(str(headers.get(name, "")).removeprefix("Bearer ").startswith("rollout-") for name in _KEYS)
 
 
 def _httpx_asks(client: Any, request: Any, *_: Any, **__: Any) -> bool:
@@ -176,9 +177,10 @@ def _dspy_asks(transport: Any, request: Any, *_: Any, **__: Any) -> bool:
     return not _to_gateway(headers) and _asks(request.method, _path_of(request.url), request.body)
 
 
-def _aiohttp_asks(session: Any, method: str, url: Any, *_: Any, json: Any = None, data: Any = None, **__: Any) -> bool:
+def _aiohttp_asks(session: Any, method: str, url: Any, *_: Any, json: Any = None, data: Any = None, headers: Any = None, **__: Any) -> bool:
     sent = json if json is not None else data if isinstance(data, str | bytes | bytearray) else None
-    return _asks(method, _path_of(url), sent)
+    named = {str(name).lower(): value for name, value in {**session.headers, **dict(headers or {})}.items()}
+    return not _to_gateway(named) and _asks(method, _path_of(url), sent)
 
 
 def _starts_process(process: Any) -> bool:

@@ -1,4 +1,4 @@
-"""A scripted model server in all three dialects, for tests and benchmarks of what stands in front of one.
+"""A scripted model server in all dialects of the gateway, for tests and benchmarks of what stands in front of one.
 
     python -m assay.testing.upstream [--port 0] [--log FILE] [--chunks 8] [--delay-ms 0]
 
@@ -23,6 +23,8 @@ from typing import Any
 
 from aiohttp import web
 
+from assay.testing.upstream_gemini import as_list, gemini_stream, gemini_whole
+from assay.traces import gemini
 from assay.traces.asked import insisted_tool, must_call
 from assay.traces.dialects import DIALECTS, chat_messages, chat_tools, part_texts
 
@@ -40,6 +42,7 @@ class ScriptedUpstream:
     def __init__(self, *, log: Path | None = None, chunks: int = 8, delay_s: float = 0.0, name: str = "echo") -> None:
         self.calls, self.chunks, self.delay_s, self.name = 0, chunks, delay_s, name
         self.headers: list[dict[str, str]] = []
+        self.queries: list[str] = []
         self._refused: set[str] = set()
         self._conversations: dict[str, list[Message]] = {}  # id of an answer (Responses) -> the conversation up to it
         self._log = open(log, "a", buffering=1) if log else None  # noqa: SIM115
@@ -47,7 +50,7 @@ class ScriptedUpstream:
     def app(self) -> web.Application:
         app = web.Application(client_max_size=64 << 20)
         for dialect, path in DIALECTS.items():
-            app.router.add_post(path, self._handler(dialect))
+            app.router.add_post(gemini.ROUTE if dialect == "gemini" else path, self._handler(dialect))
             if dialect in ("chat", "completions"):
                 app.router.add_post("/openai/deployments/{name}" + path.removeprefix("/v1"), self._handler(dialect))  # Azure's
         app.router.add_get("/v1/models", self._models)
@@ -67,10 +70,12 @@ class ScriptedUpstream:
             self.calls += 1
             number = self.calls
             self.headers = [*self.headers[-99:], dict(request.headers)]
+            self.queries = [*self.queries[-99:], request.query_string]
             messages = [*self._continued(body), *chat_messages({"dialect": dialect, "body": body})]
             said, since = _instruction(messages)
             if "#401" in said:
-                told = {"error": {"message": f"bad key {request.headers.get('Authorization')}", "type": "scripted"}}
+                key = request.headers.get("x-goog-api-key" if dialect == "gemini" else "Authorization")
+                told = {"error": {"message": f"bad key {key}", "type": "scripted"}}
                 return web.json_response(told, status=401)
             for status in (429, 500):
                 if f"#{status}" in said or (f"#once{status}" in said and said not in self._refused):
@@ -82,14 +87,17 @@ class ScriptedUpstream:
             text, calls = _script(dialect, body, said, since, f"call_{number}")
             if dialect == "responses":
                 self._remember(f"resp_{number}", messages, text, calls)
-            if not body.get("stream"):
+            if not (body.get("stream") or request.match_info.get("verb") == "streamGenerateContent"):
                 await self._pause(said)
                 if "#die" in said and request.transport is not None:
                     request.transport.close()
                 self._note(request, said)
                 return web.json_response(_whole(dialect, number, self.name, text, calls))
             usage = bool((body.get("stream_options") or {}).get("include_usage"))
-            return await self._stream(request, said, _events(dialect, number, self.name, text, calls, self.chunks, usage))
+            given = _events(dialect, number, self.name, text, calls, self.chunks, usage)
+            if dialect == "gemini" and request.query.get("alt") != "sse":
+                return await self._stream(request, said, as_list(given), kind="application/json")
+            return await self._stream(request, said, given)
 
         return handle
 
@@ -112,8 +120,8 @@ class ScriptedUpstream:
         if self._log is not None:
             self._log.write(f"{time.time():.6f} {request.path_qs} {said[:80]!r}\n")
 
-    async def _stream(self, request: web.Request, said: str, given: Iterator[bytes]) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    async def _stream(self, request: web.Request, said: str, given: Iterator[bytes], kind: str = "text/event-stream") -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": kind})
         await response.prepare(request)
         events = list(given)
         for at, event in enumerate(events):
@@ -160,7 +168,7 @@ def _script(dialect: str, body: dict[str, Any], said: str, since: Sequence[Messa
     if tools and must_call(request):
         name = next((name for name in tools if name not in called), next(reversed(tools)))
         return "", [(call_id, name, _arguments(tools[name]))]
-    if schema := _asked_schema(body):
+    if schema := gemini.asked_schema(body) if dialect == "gemini" else _asked_schema(body):
         return json.dumps(_instance(schema, schema)), []
     return f"echo: {since[-1].get('content') if answered else said}", []
 
@@ -238,17 +246,21 @@ def _whole(dialect: str, number: int, model: str, text: str, calls: Sequence[Cal
                 "output_tokens_details": {"reasoning_tokens": 0},
             },
         }  # fmt: skip
+    if dialect == "gemini":
+        return gemini_whole(number, model, text, [(name, _object(arguments)) for _, name, arguments in calls])
     blocks: list[dict[str, Any]] = [{"type": "text", "text": text}] if text or not calls else []
-    for c in calls:
-        try:
-            given = json.loads(c[2])
-        except ValueError:
-            given = {}
-        blocks.append({"type": "tool_use", "id": c[0], "name": c[1], "input": given})
+    blocks += [{"type": "tool_use", "id": c[0], "name": c[1], "input": _object(c[2])} for c in calls]
     return {
         "id": f"msg_{number}", "type": "message", "role": "assistant", "model": model, "content": blocks,
         "stop_reason": "tool_use" if calls else "end_turn", "stop_sequence": None, "usage": {"input_tokens": 7, "output_tokens": tokens},
     }  # fmt: skip
+
+
+def _object(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return {}
 
 
 def _events(
@@ -261,7 +273,13 @@ def _events(
         size = max(1, -(-len(said) // chunks))
         return [said[at : at + size] for at in range(0, len(said), size)] or [""]
 
-    streams = {"chat": _chat_stream, "completions": _text_stream, "responses": _responses_stream, "messages": _anthropic_stream}
+    streams = {
+        "chat": _chat_stream,
+        "completions": _text_stream,
+        "responses": _responses_stream,
+        "messages": _anthropic_stream,
+        "gemini": gemini_stream,
+    }
     yield from streams[dialect](whole, text, calls, parts, usage)
 
 

@@ -12,10 +12,13 @@ import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from urllib.parse import unquote_plus
 
 from aiohttp import web
 
 from assay.errors import ConfigError
+from assay.traces.gemini import is_google
+from assay.traces.headers import KEYS
 from assay.traces.live import rollout_id_of
 
 __all__ = ["LOOPBACK", "Access", "Caller", "Refused"]
@@ -24,7 +27,6 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _TOKEN = re.compile(r"rollout-([0-9a-f]{32})-([0-9a-f]{32})")
 _NAMED = "rollout-"  # before a rollout's name in a key, where calls need no key
 _HOST = re.compile(r"(?:([A-Za-z0-9._-]+)|\[([0-9a-fA-F:.]+)\])(?::\d{1,5})?")
-_KEYS = ("authorization", "x-api-key", "api-key")  # headers that clients send a key in
 
 
 class Refused(Exception):
@@ -96,7 +98,7 @@ class Access:
 
     def caller(self, request: web.Request) -> Caller:
         """Raises `Refused` where tokens of two rollouts come together, or one that is not of this gateway."""
-        sent = [text for name in _KEYS if (text := _key_in(request.headers, name))]
+        sent = _keys(request)
         has_key = any(hmac.compare_digest(text.encode("utf-8", "replace"), self.key.encode()) for text in sent)
         tokens = {found for text in (*sent, *_names(request)) if (found := self.rollout_of_token(text)) is not None}
         if len(tokens) > 1:
@@ -106,7 +108,7 @@ class Access:
     def may_call(self, caller: Caller) -> None:
         """Raises `Refused` where the caller may not ask a model."""
         if not (self.open or caller.has_key or caller.rollout):
-            raise Refused(401, "wrong or missing key: send the gateway's key, or a rollout's token, as a bearer token or x-api-key")
+            raise Refused(401, "wrong or missing key: send the gateway's key, or a rollout's token, as a bearer token, x-api-key or x-goog-api-key")
 
     def may_manage(self, caller: Caller) -> None:
         """Raises `Refused` where the caller may not reward, rate, open or close rollouts, change the model or read the counts."""
@@ -125,7 +127,7 @@ class Access:
                 raise Refused(403, "the token is of another rollout than the one that the request names")
             return caller.rollout
         if not names and self.open:
-            names = [text.removeprefix(_NAMED) for name in _KEYS if (text := _key_in(request.headers, name)).startswith(_NAMED)]
+            names = [text.removeprefix(_NAMED) for text in _keys(request) if text.startswith(_NAMED)]
         return names[0] if names else None
 
     def rollout_managed(self, request: web.Request) -> str:
@@ -135,7 +137,15 @@ class Access:
 
     def passed_on(self, headers: Mapping[str, str]) -> dict[str, str]:
         """The headers that may go to an upstream: not a key or token of this gateway, which are nobody else's business."""
-        return {k: v for k, v in headers.items() if k.lower() not in _KEYS or not self._is_ours(_key_in({k.lower(): v}, k.lower()))}
+        return {k: v for k, v in headers.items() if k.lower() not in KEYS or not self._is_ours(_key_in({k.lower(): v}, k.lower()))}
+
+    def query_passed_on(self, request: web.Request) -> str:
+        """What the address had after the question mark, as it came, without a key or token of this gateway."""
+        query = request.rel_url.raw_query_string
+        if not is_google(request.path) or not any(self._is_ours(text) for text in request.query.getall("key", ())):
+            return query
+        parts = [part for part in query.split("&") if part.partition("=")[0] != "key" or not self._is_ours(unquote_plus(part.partition("=")[2]))]
+        return "&".join(parts)
 
     def _is_ours(self, text: str) -> bool:
         return text.startswith((_NAMED, f"{self.key}.")) or hmac.compare_digest(text.encode("utf-8", "replace"), self.key.encode())
@@ -147,6 +157,12 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _keys(request: web.Request) -> list[str]:
+    """The keys that came with a request: in its headers, and in the address where Google's APIs take one."""
+    in_address = request.query.getall("key", ()) if is_google(request.path) else ()
+    return [text for text in (*(_key_in(request.headers, name) for name in KEYS), *in_address) if text]
 
 
 def _key_in(headers: Mapping[str, str], name: str) -> str:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from assay.traces import gemini
+
 __all__ = ["asked_schema", "insisted_tool", "must_call"]
 
 
@@ -11,6 +13,8 @@ def asked_schema(request: Mapping[str, Any]) -> dict[str, Any] | None:
     config = request.get("body") or request.get("config") or {}
     if not isinstance(config, Mapping):
         return None
+    if request.get("dialect") == "gemini":
+        return gemini.asked_schema(config)
     nested = [told.get("format") for name in ("text", "output_config") if isinstance(told := config.get(name), Mapping)]  # Responses, Anthropic
     asked = next((found for found in (config.get("response_format"), config.get("output_format"), *nested) if isinstance(found, Mapping)), None)
     if asked is None:
@@ -26,7 +30,7 @@ def insisted_tool(request: Mapping[str, Any]) -> str | None:
     if not isinstance(choice, Mapping):
         return None
     function = choice.get("function", choice)
-    allowed = choice.get("allowed")  # DSPy's canonical form
+    allowed = choice.get("allowed")  # DSPy's canonical form, and Gemini's
     listed = allowed[0] if isinstance(allowed, list | tuple) and len(allowed) == 1 and choice.get("mode") == "required" else None
     name = function.get("name") if isinstance(function, Mapping) else None
     return next((found for found in (name, listed) if isinstance(found, str) and found), None)
@@ -42,6 +46,8 @@ def must_call(request: Mapping[str, Any]) -> bool:
 
 def _tool_choice(request: Mapping[str, Any]) -> Any:
     body = request.get("body", request.get("config"))
+    if request.get("dialect") == "gemini":
+        return gemini.tool_choice(body) if isinstance(body, Mapping) else None
     found = body.get("tool_choice") if isinstance(body, Mapping) else None
     inner = found.get("allowed_tools") if isinstance(found, Mapping) else None  # OpenAI's chat form of a restricted choice
     return inner if isinstance(inner, Mapping) else found

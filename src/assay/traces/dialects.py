@@ -1,114 +1,30 @@
 """One LM call in the dialects of the field and in DSPy's own form, read as OpenAI chat messages.
 
 A request that came over HTTP is kept exactly, as `{"dialect": D, "body": …}` with D one of `chat` (OpenAI chat completions), `completions` (of
-text, OpenAI), `responses` (OpenAI Responses) and `messages` (Anthropic); one without a dialect is DSPy's canonical request. Does not talk to models.
+text, OpenAI), `responses` (OpenAI Responses), `messages` (Anthropic) and `gemini` (Google; `model` and `stream`, which its path says, stand beside
+the body); one without a dialect is DSPy's canonical request. Does not talk to models.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from assay.traces.records import ToolCall
+from assay.traces import gemini
+from assay.traces.answers import Answer, Message, chat_call, content_of, count_of, each, hashed, part_texts
+from assay.traces.linking import linked_calls
 
 __all__ = [
-    "DIALECTS", "Answer", "answer_of", "chat_messages", "chat_tools", "each", "error_in", "is_context_error",
+    "DIALECTS", "Answer", "Message", "answer_of", "answer_to", "chat_messages", "chat_tools", "each", "error_in", "is_context_error",
     "part_texts", "told_error", "tool_results",
 ]  # fmt: skip
 
-DIALECTS = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
-Message = dict[str, Any]
+DIALECTS = {
+    "chat": "/v1/chat/completions", "completions": "/v1/completions", "responses": "/v1/responses", "messages": "/v1/messages", "gemini": gemini.PATH,
+}  # fmt: skip
 _TOO_LONG = frozenset({
     "context_length_exceeded", "exceed_context_size_error", "ContextWindowExceededError", "input_tokens",  # the last as vLLM's `param`
     "40303",  # FastChat
 })  # fmt: skip
-
-
-class Answer:
-    """What a model said: text, reasoning, refusal, tool calls as `(id, name, arguments as text)`, why it stopped, tokens, ids and logprobs.
-
-    `media` are references to what is no text: an address, an id, or the hash of what came inline.
-    """
-
-    __slots__ = (
-        "completion_tokens", "finish", "logprobs", "media", "prompt_tokens", "reasoning", "refusal", "text", "thinking_tokens", "token_ids", "tools",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.reasoning = ""
-        self.refusal = ""  # what the model said in place of an answer, in a field of its own
-        self.media: list[str] = []
-        self.tools: list[tuple[str, str, str]] = []
-        self.finish: str | None = None  # stop, length, tool_calls, content_filter, or the provider's own word
-        self.prompt_tokens: int | None = None
-        self.completion_tokens: int | None = None
-        self.thinking_tokens: int | None = None  # of the completion tokens
-        self.token_ids: tuple[int, ...] | None = None
-        self.logprobs: tuple[float, ...] | None = None
-
-    @property
-    def output(self) -> str:
-        """What is stored as a transition's output: the text of all parts, a refusal, which is an answer too, and media by reference."""
-        return self.text + self.refusal + "".join(f"[{reference}]" for reference in self.media)
-
-    @property
-    def empty(self) -> bool:
-        """Nothing at all came: no text, no refusal, no tool call, no reasoning, no media."""
-        return not (self.text or self.refusal or self.tools or self.reasoning or self.media)
-
-    def see_image(self, address: Any) -> None:
-        """Notes an image by its address; one that came inline by the hash of it."""
-        url = address.get("url") if isinstance(address, Mapping) else address
-        if isinstance(url, str) and url:
-            self.media.append("image: " + (_hashed(url) if url.startswith("data:") else url))
-
-    @property
-    def message(self) -> Message:
-        """As an assistant's chat message; a refusal is its content, as chat templates know no other place for it."""
-        said = self.text + self.refusal
-        found: Message = {"role": "assistant", "content": said or None if self.tools else said}
-        if self.tools:
-            found["tool_calls"] = [_chat_call(*call) for call in self.tools]
-        return found
-
-    def tool_calls(self) -> list[ToolCall]:
-        """Tool calls as records; arguments that are no JSON object are kept under `arguments`, with the error."""
-        return [_tool_record(name, arguments) for _, name, arguments in self.tools]
-
-
-def _hashed(data: str) -> str:
-    return f"sha256:{hashlib.sha256(data.encode()).hexdigest()}"
-
-
-def _chat_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def _tool_record(name: str, arguments: str) -> ToolCall:
-    try:
-        found = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        found = None
-    if isinstance(found, dict):
-        return ToolCall(name=name, arguments=found)
-    return ToolCall(name=name, arguments={"arguments": arguments}, error="the arguments are no JSON object")
-
-
-def part_texts(content: Any) -> str:
-    """The text of a content that is a string or a list of parts."""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        return "" if content is None else json.dumps(content, ensure_ascii=False, default=str)
-    return "".join(part if isinstance(part, str) else str(part.get("text") or "") for part in content if isinstance(part, str | Mapping))
-
-
-def _content_of(content: Any) -> Any:
-    """Texts as one string; content with images or files stays a list of parts."""
-    if isinstance(content, list) and any(isinstance(part, Mapping) and "text" not in part for part in content):
-        return content
-    return part_texts(content)
 
 
 def chat_messages(request: Mapping[str, Any]) -> list[Message]:
@@ -116,7 +32,9 @@ def chat_messages(request: Mapping[str, Any]) -> list[Message]:
     body = request.get("body", request)
     if not isinstance(body, Mapping):
         return []
-    readers = {"chat": _from_chat, "completions": _from_completions, "responses": _from_responses, "messages": _from_anthropic}
+    readers = {
+        "chat": _from_chat, "completions": _from_completions, "responses": _from_responses, "messages": _from_anthropic, "gemini": gemini.messages_of,
+    }  # fmt: skip
     reader = readers.get(str(request.get("dialect")), _from_canonical)
     return list(reader(body))
 
@@ -125,6 +43,8 @@ def chat_tools(request: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The tools that were offered, in OpenAI's chat form."""
     tools = []
     body = request.get("body", request)
+    if request.get("dialect") == "gemini":
+        return list(gemini.tools_of(body)) if isinstance(body, Mapping) else []
     for tool in body.get("tools") or () if isinstance(body, Mapping) else ():
         told = tool.get("function", tool) if isinstance(tool, Mapping) else None
         if told and told.get("name"):
@@ -139,17 +59,13 @@ def tool_results(messages: Sequence[Message]) -> dict[str, str]:
     return {str(m.get("tool_call_id")): part_texts(m.get("content")) for m in messages if m.get("role") == "tool" and m.get("tool_call_id")}
 
 
-def each(value: Any) -> Iterator[Mapping[str, Any]]:
-    yield from (part for part in value if isinstance(part, Mapping)) if isinstance(value, list | tuple) else ()
-
-
 def _from_chat(body: Mapping[str, Any]) -> Iterator[Message]:
     for message in each(body.get("messages")):
         kept = {key: message[key] for key in ("role", "tool_call_id", "name") if message.get(key) is not None}
         kept["role"] = "system" if kept.get("role") == "developer" else str(kept.get("role", "user"))
-        kept["content"] = _content_of(message.get("content")) or str(message.get("refusal") or "")
+        kept["content"] = content_of(message.get("content")) or str(message.get("refusal") or "")
         functions = [(c, c["function"]) for c in each(message.get("tool_calls")) if isinstance(c.get("function"), Mapping)]
-        if calls := [_chat_call(str(c.get("id") or ""), str(f.get("name") or ""), str(f.get("arguments") or "")) for c, f in functions]:
+        if calls := [chat_call(str(c.get("id") or ""), str(f.get("name") or ""), str(f.get("arguments") or "")) for c, f in functions]:
             kept["tool_calls"] = calls
             kept["content"] = kept["content"] or None
         yield kept
@@ -176,7 +92,7 @@ def _from_responses(body: Mapping[str, Any]) -> Iterator[Message]:
         if kind == "function_call" or (kind == "message" and role == "assistant"):
             said = said or {"role": "assistant", "content": ""}
             if kind == "function_call":
-                call = _chat_call(str(item.get("call_id") or ""), str(item.get("name") or ""), str(item.get("arguments") or ""))
+                call = chat_call(str(item.get("call_id") or ""), str(item.get("name") or ""), str(item.get("arguments") or ""))
                 said.setdefault("tool_calls", []).append(call)
             else:
                 said["content"] += part_texts(item.get("content"))
@@ -187,7 +103,7 @@ def _from_responses(body: Mapping[str, Any]) -> Iterator[Message]:
         if kind == "function_call_output":
             yield {"role": "tool", "tool_call_id": str(item.get("call_id") or ""), "content": part_texts(item.get("output"))}
         elif kind == "message":
-            yield {"role": "system" if role == "developer" else role, "content": _content_of(item.get("content"))}
+            yield {"role": "system" if role == "developer" else role, "content": content_of(item.get("content"))}
     if said is not None:
         yield _said(said)
 
@@ -206,13 +122,11 @@ def _from_anthropic(body: Mapping[str, Any]) -> Iterator[Message]:
             if part.get("type") == "tool_result":
                 yield {"role": "tool", "tool_call_id": str(part.get("tool_use_id") or ""), "content": part_texts(part.get("content"))}
         calls = [
-            _chat_call(str(part.get("id") or ""), str(part.get("name") or ""), json.dumps(part.get("input") or {}, ensure_ascii=False))
+            chat_call(str(part.get("id") or ""), str(part.get("name") or ""), json.dumps(part.get("input") or {}, ensure_ascii=False))
             for part in parts
             if part.get("type") == "tool_use"
         ]
-        said = _content_of(
-            content if isinstance(content, str) else [p for p in parts if p.get("type") not in ("tool_use", "tool_result", "thinking")]
-        )
+        said = content_of(content if isinstance(content, str) else [p for p in parts if p.get("type") not in ("tool_use", "tool_result", "thinking")])
         if calls:
             yield {"role": role, "content": said or None, "tool_calls": calls}
         elif said or not parts:
@@ -226,7 +140,7 @@ def _from_canonical(body: Mapping[str, Any]) -> Iterator[Message]:
     for message in each(body.get("messages")):
         parts, role = list(each(message.get("parts"))), str(message.get("role", "user"))
         if "parts" not in message:
-            yield {"role": role, "content": _content_of(message.get("content") or message.get("text"))}
+            yield {"role": role, "content": content_of(message.get("content") or message.get("text"))}
         elif role == "tool":
             for part in parts:
                 content = part.get("content")
@@ -235,15 +149,25 @@ def _from_canonical(body: Mapping[str, Any]) -> Iterator[Message]:
             yield {"role": role, "content": part_texts(parts)}
         else:
             answer = _canonical_answer({"message": message})
-            said = _content_of([_as_text(part) for part in parts if part.get("type") not in ("tool_call", "thinking")])
+            said = content_of([_as_text(part) for part in parts if part.get("type") not in ("tool_call", "thinking")])
             yield {**answer.message, "role": role, "content": said or None if answer.tools else said}
 
 
 def answer_of(dialect: str | None, body: Mapping[str, Any]) -> Answer:
     """What a response says, in the dialect of its request (None: DSPy's canonical form)."""
-    readers = {"chat": _chat_answer, "completions": _chat_answer, "responses": _responses_answer, "messages": _anthropic_answer}
+    readers = {
+        "chat": _chat_answer, "completions": _chat_answer, "responses": _responses_answer, "messages": _anthropic_answer, "gemini": gemini.answer_of,
+    }  # fmt: skip
     reader = readers.get(str(dialect), _canonical_answer)
     return reader(body)
+
+
+def answer_to(request: Mapping[str, Any], body: Mapping[str, Any]) -> Answer:
+    """What a response says, its tool calls under the ids that the next request knows them by: Gemini gives them none."""
+    answer = answer_of(request.get("dialect"), body)
+    if request.get("dialect") == "gemini" and not all(call_id for call_id, _, _ in answer.tools):
+        answer.tools = linked_calls(chat_messages(request), answer.tools, gemini.CALL_IDS)
+    return answer
 
 
 def error_in(dialect: str, body: Mapping[str, Any]) -> Any:
@@ -254,6 +178,8 @@ def error_in(dialect: str, body: Mapping[str, Any]) -> Any:
         return "the response failed" if body.get("status") == "failed" else None if isinstance(body.get("output"), list) else "no output"
     if dialect == "messages":
         return None if isinstance(body.get("content"), list) else "no content"
+    if dialect == "gemini":
+        return gemini.error_in(body)
     choice = next(iter(body.get("choices") or ()), None)
     answers = isinstance(choice, Mapping) and (isinstance(choice.get("message"), Mapping) or isinstance(choice.get("text"), str))
     return None if answers else "no choice with a message"
@@ -277,23 +203,19 @@ def is_context_error(error: Any) -> bool:
     return isinstance(error, Mapping) and not _TOO_LONG.isdisjoint(str(error.get(key)) for key in ("code", "type", "param"))
 
 
-def _count(value: Any) -> int | None:
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
 def _chat_answer(body: Mapping[str, Any]) -> Answer:
     found = Answer()
     choice = next(each(body.get("choices")), {})
     found.finish = choice.get("finish_reason")
     _chat_message(found, choice.get("message") or {"content": choice.get("text")})
     usage = body.get("usage") or {}
-    found.prompt_tokens, found.completion_tokens = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
-    found.thinking_tokens = _count((usage.get("completion_tokens_details") or {}).get("reasoning_tokens"))
+    found.prompt_tokens, found.completion_tokens = count_of(usage.get("prompt_tokens")), count_of(usage.get("completion_tokens"))
+    found.thinking_tokens = count_of((usage.get("completion_tokens_details") or {}).get("reasoning_tokens"))
     told = choice.get("logprobs") or {}
     plain = told.get("token_logprobs")
     if isinstance(plain, list) and plain and all(isinstance(logprob, int | float) for logprob in plain):  # of a completion
         found.logprobs = tuple(map(float, plain))
-    made = _count((body.get("timings") or {}).get("predicted_n")) if found.completion_tokens is None else found.completion_tokens
+    made = count_of((body.get("timings") or {}).get("predicted_n")) if found.completion_tokens is None else found.completion_tokens
     _read_tokens(found, told, made)
     return found
 
@@ -344,12 +266,12 @@ def _responses_answer(body: Mapping[str, Any]) -> Answer:
         elif kind == "reasoning":
             found.reasoning += part_texts(item.get("content") or item.get("summary"))
         elif kind == "image_generation_call" and isinstance(item.get("result"), str):
-            found.media.append(f"image: {_hashed(item['result'])}")
+            found.media.append(f"image: {hashed(item['result'])}")
     reason = (body.get("incomplete_details") or {}).get("reason")
     found.finish = "length" if reason == "max_output_tokens" else reason or ("tool_calls" if found.tools else "stop")
     usage = body.get("usage") or {}
-    found.prompt_tokens, found.completion_tokens = _count(usage.get("input_tokens")), _count(usage.get("output_tokens"))
-    found.thinking_tokens = _count((usage.get("output_tokens_details") or {}).get("reasoning_tokens"))
+    found.prompt_tokens, found.completion_tokens = count_of(usage.get("input_tokens")), count_of(usage.get("output_tokens"))
+    found.thinking_tokens = count_of((usage.get("output_tokens_details") or {}).get("reasoning_tokens"))
     _read_tokens(found, body.get("logprobs"), found.completion_tokens)
     return found
 
@@ -368,9 +290,9 @@ def _anthropic_answer(body: Mapping[str, Any]) -> Answer:
         found.refusal = str((body.get("stop_details") or {}).get("explanation") or "")
     found.finish = {"end_turn": "stop", "stop_sequence": "stop", "max_tokens": "length", "tool_use": "tool_calls"}.get(str(reason), reason)
     usage = body.get("usage") or {}
-    counts = [_count(usage.get(name)) for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")]
+    counts = [count_of(usage.get(name)) for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")]
     found.prompt_tokens = sum(count or 0 for count in counts) if counts[0] is not None else None
-    found.completion_tokens = _count(usage.get("output_tokens"))
+    found.completion_tokens = count_of(usage.get("output_tokens"))
     _read_tokens(found, body.get("logprobs"), found.completion_tokens)
     return found
 
@@ -392,16 +314,14 @@ def _canonical_answer(body: Mapping[str, Any]) -> Answer:
         found.media = found.media or said.media
     found.finish = {"tool_call": "tool_calls"}.get(str(body.get("finish_reason")), body.get("finish_reason"))
     usage = body.get("usage") or {}
-    found.prompt_tokens, found.completion_tokens = _count(usage.get("input_tokens")), _count(usage.get("output_tokens"))
-    found.thinking_tokens = _count(usage.get("reasoning_tokens"))
+    found.prompt_tokens, found.completion_tokens = count_of(usage.get("input_tokens")), count_of(usage.get("output_tokens"))
+    found.thinking_tokens = count_of(usage.get("reasoning_tokens"))
     return found
 
 
 def _reply_answer(reply: Mapping[str, Any]) -> Answer:
-    if "candidates" in reply:  # Gemini
-        found, parts = Answer(), (next(each(reply["candidates"]), {}).get("content") or {}).get("parts")
-        found.text = "".join(str(part.get("text") or "") for part in each(parts) if not part.get("thought"))
-        return found
+    if "candidates" in reply:
+        return gemini.answer_of(reply)
     return (_chat_answer if "choices" in reply else _responses_answer if "output" in reply else _anthropic_answer)(reply)
 
 
@@ -428,5 +348,5 @@ def _parts_answer(body: Mapping[str, Any]) -> Answer:
             found.tools.append((str(part.get("id") or ""), str(part.get("name") or ""), text))
         elif kind in ("image", "audio", "video", "document", "binary"):
             address = next((part[name] for name in ("url", "file_id", "path") if part.get(name)), None)
-            found.media.append(f"{kind}: {address or _hashed(str(part.get('data')))}")
+            found.media.append(f"{kind}: {address or hashed(str(part.get('data')))}")
     return found

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from assay.traces.dialects import each, told_error
+from assay.traces.gemini import field, listed
 
 __all__ = ["read_events"]
 
@@ -17,7 +18,7 @@ Body = dict[str, Any]
 # Fields that name something and come whole, where other texts come in parts.
 _WHOLE = frozenset((
     "id", "type", "role", "object", "format", "model", "status", "finish_reason", "native_finish_reason", "stop_reason", "stop_sequence",
-    "signature", "url", "mime_type", "call_id", "item_id",
+    "signature", "url", "mime_type", "call_id", "item_id", "finishReason", "finishMessage", "thoughtSignature",
 ))  # fmt: skip
 _PLACES = {"content_index": "content", "summary_index": "summary"}  # OpenAI Responses: the list that a part of an item is in
 _FIELDS = {  # OpenAI Responses: the field of an item, or of its part, that `response.NAME.delta` continues
@@ -242,4 +243,53 @@ def _tool_input(text: str) -> Any:
         return {"arguments": text}  # not JSON: kept as it came
 
 
-_READERS = {"chat": _chat_events, "responses": _responses_events, "messages": _anthropic_events}
+# -- Gemini
+
+
+def _gemini_events(events: Sequence[Mapping[str, Any]]) -> tuple[Body | None, bool]:
+    """Each event is an answer of its own form, with what is new of each candidate."""
+    body: Body = {}
+    candidates: dict[int, Body] = {}
+    for event in events:
+        if "candidates" not in event and told_error(event):
+            continue
+        usage = {**(body.get("usageMetadata") or {}), **(event.get("usageMetadata") or {})}  # counts of all that came so far
+        body.update({key: value for key, value in event.items() if value is not None and key != "candidates"})
+        body.update({"usageMetadata": usage} if usage else {})
+        for candidate in each(event.get("candidates")):
+            at = candidate.get("index")
+            whole = candidates.setdefault(at if isinstance(at, int) else 0, {})
+            ratings = field(candidate, "safetyRatings")  # come whole with every event
+            whole.update({"safetyRatings": ratings} if ratings is not None else {})
+            _merge(whole, {key: value for key, value in candidate.items() if key not in ("content", "index", "safetyRatings", "safety_ratings")})
+            _merge_content(whole, candidate.get("content"))
+    if not body and not candidates:
+        return None, False
+    if candidates:
+        body["candidates"] = [{**candidates[at], "index": at} for at in sorted(candidates)]
+    blocked = field(field(body, "promptFeedback"), "blockReason")
+    ended = [field(candidate, "finishReason") for candidate in candidates.values()]
+    return body, bool(blocked) or (bool(ended) and all(ended))
+
+
+def _merge_content(whole: Body, content: Any) -> None:
+    """Adds a candidate's next parts. A text goes on with the text before it, unless that has ended with a signature or one of the two is a
+    thought; a signature that comes alone, with an empty text, is of the text before it. All else is a part of its own."""
+    if not isinstance(content, Mapping):
+        return
+    told = whole.setdefault("content", {})
+    told.update({key: value for key, value in content.items() if key != "parts"})
+    parts = told.setdefault("parts", [])
+    for part in listed(content.get("parts")):
+        last = parts[-1] if parts else {}
+        if _is_text(part) and _is_text(last) and bool(part.get("thought")) == bool(last.get("thought")) and not field(last, "thoughtSignature"):
+            _merge(last, part)
+        else:
+            parts.append(_copied(part))
+
+
+def _is_text(part: Mapping[str, Any]) -> bool:
+    return isinstance(part.get("text"), str | _Parts) and part.keys() <= {"text", "thought", "thoughtSignature", "thought_signature"}
+
+
+_READERS = {"chat": _chat_events, "responses": _responses_events, "messages": _anthropic_events, "gemini": _gemini_events}

@@ -1,4 +1,4 @@
-"""The gateway: any agent that speaks OpenAI chat completions, Responses or Anthropic messages is recorded without changing its code.
+"""The gateway: any agent that speaks OpenAI chat completions, Responses, Anthropic messages or Gemini is recorded without changing its code.
 
 Requests and answers pass as they are, streamed or not; what went by becomes transitions of rollouts once it is over. Keys are never kept; who
 may do what is in `assay.traces.access`. Every call that went to a model is counted beside what was stored: what could not be seen is said, never
@@ -24,6 +24,7 @@ from assay.errors import AssayError, ConfigError, FailureKind, StoreError, Unkno
 from assay.models.failures import failure_of_call
 from assay.models.roles import is_embedded
 from assay.scrubbing import know, message, said
+from assay.traces import gemini
 from assay.traces.access import LOOPBACK, Access, Refused
 from assay.traces.connections import Connections, SlowRequest
 from assay.traces.conversation import Asked
@@ -95,6 +96,9 @@ class Gateway:
             call = self._call_of(dialect)
             self._asking.add(call)
             for prefix in ("", "/r/{rollout}"):
+                if dialect == "gemini":
+                    app.router.add_post(prefix + gemini.ROUTE, call)
+                    continue
                 app.router.add_post(prefix + path, call)
                 app.router.add_post(prefix + path.removeprefix("/v1"), call)
                 for azure in _AZURE if dialect != "messages" else ():
@@ -224,11 +228,13 @@ class Gateway:
         passed, secrets = Passed(), sent_secrets(request)
         kept, passed.secrets = storable(body, secrets), secrets
         asked = Asked(dialect, kept, request.headers)
+        streams = request.match_info.get("verb") == "streamGenerateContent"
+        in_path = {"model": gemini.model_in(request.path), "stream": streams} if dialect == "gemini" else {}
         live = await self._rollout_of(request, asked)
         turn = self.rollouts.asked(live, asked)
         transition = Transition(
             t=turn, model=live.upstream.name, weights=live.upstream.weights, adapters=tuple(live.upstream.adapters),
-            request={"dialect": dialect, "body": kept}, started_at=time.time(),
+            request={"dialect": dialect, **in_path, "body": kept}, started_at=time.time(),
             constrained=is_constrained(body) or (asked.insists and isinstance(live.upstream, EmbeddedUpstream)),
         )  # fmt: skip
         self.asked += 1
@@ -241,10 +247,9 @@ class Gateway:
 
         try:
             headers = self.access.passed_on(request.headers)
-            path = inner_path(request) if "/openai/" in request.path else ""
-            async with live.upstream.ask(dialect, body, raw, headers, request.rel_url.raw_query_string, path) as reply:
-                choices = body["n"] if isinstance(body.get("n"), int) else len(prompt) if isinstance(prompt := body.get("prompt"), list) else 1
-                return await pass_on(request, reply, passed, live.rollout.id, keep, choices=choices)
+            path = inner_path(request) if "/openai/" in request.path or in_path else ""
+            async with live.upstream.ask(dialect, body, raw, headers, self.access.query_passed_on(request), path) as reply:
+                return await pass_on(request, reply, passed, live.rollout.id, keep, choices=_choices(dialect, body), streams=streams)
         except AssayError as error:  # a package that is missing: the caller is told which
             passed.fail(str(error), FailureKind.MODEL)
             raise
@@ -310,7 +315,7 @@ class Gateway:
         rollout_id = live.rollout.id
         token = self.access.token(rollout_id)
         base = f"{request.scheme}://{request.host}/r/{token}"
-        return web.json_response({"id": rollout_id, "base_url": f"{base}/v1", "anthropic_base_url": base, "api_key": token})
+        return web.json_response({"id": rollout_id, "base_url": f"{base}/v1", "anthropic_base_url": base, "gemini_base_url": base, "api_key": token})
 
     async def _show(self, request: web.Request) -> web.Response:
         await self._from_store(self.store.flush, _FLUSH_S)
@@ -388,7 +393,7 @@ class Gateway:
         path, upstream, lent = inner_path(request), self.upstream, self.access.caller(request).has_key
         if path == "/" or path.startswith(_OWN) or isinstance(upstream, LitellmUpstream):
             return self._not_here(request)
-        if not self.relay.may_pass(upstream, self.access.passed_on(request.headers), lent=lent):
+        if not self.relay.may_pass(upstream, path, self.access.passed_on(request.headers), self.access.query_passed_on(request), lent=lent):
             self._count_refused(path)
             raise Refused(403, f"{path[:100]} is not recorded and is passed on with the gateway's key, or with a key of your own for the upstream")
         return await self._passed_on(request, upstream, lent=lent)
@@ -396,7 +401,8 @@ class Gateway:
     async def _passed_on(self, request: web.Request, upstream: HttpUpstream, *, lent: bool) -> web.StreamResponse:
         try:
             parts = self.connections.parts(request) if request.body_exists else None
-            return await self.relay.pass_on(request, upstream, self.access.passed_on(request.headers), parts, lent=lent)
+            headers, query = self.access.passed_on(request.headers), self.access.query_passed_on(request)
+            return await self.relay.pass_on(request, upstream, headers, query, parts, lent=lent)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             if isinstance(error.__cause__, SlowRequest):
                 raise error.__cause__ from None
@@ -440,6 +446,14 @@ class Gateway:
         """Calls that went to a model and are not in the store."""
         in_flight = sum(live.in_flight for live in self.rollouts.open.values())
         return max(0, self.asked - in_flight - self.stored) + self.store.dropped_calls + self.relay.lm_calls
+
+
+def _choices(dialect: str, body: Mapping[str, Any]) -> int:
+    """How many answers a request asks for."""
+    if dialect == "gemini":
+        return gemini.choices_of(body)
+    asked, prompt = body.get("n"), body.get("prompt")
+    return asked if isinstance(asked, int) else len(prompt) if isinstance(prompt, list) else 1
 
 
 def _failure_kind(value: Any) -> FailureKind | None:

@@ -6,7 +6,7 @@ from multidict import CIMultiDict
 
 __all__ = ["KEYS", "request_headers", "response_headers"]
 
-KEYS = ("authorization", "x-api-key", "api-key")  # in which clients send a provider's key
+KEYS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")  # in which clients send a provider's key
 # RFC 9110, section 7.6.1, and what `Connection` names.
 _CONNECTION = frozenset((
     "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer", "trailers", "transfer-encoding",

@@ -15,6 +15,8 @@ from assay.errors import ConfigError, FailureKind, UnknownRollout
 from assay.traces.conversation import Asked, Conversations, Trail
 from assay.traces.dialects import Answer, tool_results
 from assay.traces.ending import NO_ANSWER, NOT_RECORDED, Ending, answered_with, prediction_of
+from assay.traces.gemini import CALL_IDS
+from assay.traces.linking import linked_calls
 from assay.traces.records import Rollout, Transition, new_id
 from assay.traces.store import Store
 
@@ -190,9 +192,8 @@ class LiveRollouts:
             transition.tools = answer.tool_calls()
             if any(tool.error is not None for tool in transition.tools):  # arguments that are no JSON object
                 transition.failure = FailureKind.PARSE
-            for at, (call_id, _, _) in enumerate(answer.tools):
-                if call_id:
-                    live.waiting[call_id] = (transition.t, at)
+            calls = linked_calls(request.messages, answer.tools, CALL_IDS) if request.dialect == "gemini" else answer.tools
+            live.waiting.update({call_id: (transition.t, at) for at, (call_id, _, _) in enumerate(calls) if call_id})
             ending = answered_with(transition.request, answer, live.called)
             live.ending = Ending(known=ending.known)
             live.rollout.prediction = prediction_of(ending.value)

@@ -11,6 +11,7 @@ from multidict import CIMultiDict
 
 from assay.errors import ConfigError, FailureKind
 from assay.scrubbing import credentials_in, fields, is_credential, known, message
+from assay.traces import gemini
 from assay.traces.dialects import Answer, answer_of, error_in, is_context_error, told_error
 from assay.traces.events import read_events
 from assay.traces.records import Transition
@@ -21,7 +22,7 @@ _DEEPEST = 200  # of a request: what trainers and databases read
 _KEPT = 64 << 20  # bytes of one answer that are kept
 _LAST = re.compile(rb"\n(?:data: ?\[DONE\]|event: ?(?:message_stop|response\.(?:completed|incomplete|failed)))")  # a stream's last event
 # In a chat's chunk, after which come the usage and the end. Some servers send "" until then.
-_FINISH = re.compile(rb'"finish_reason"\s*:\s*"[^"]')
+_FINISH = re.compile(rb'"finish(?:_r|R)eason"\s*:\s*"[^"]')
 _KEY_HEADER = re.compile(r"auth|key|token|secret|cookie|passw|credential|signature", re.I)
 _KEY_ARGUMENTS = ("key", "sig", "signature", "code")
 _SECRETS = ("api_key", "api_base", "base_url", "headers", "extra_headers")  # some clients put these into a body
@@ -61,7 +62,7 @@ class Passed:
     def __init__(self) -> None:
         self.parts: list[bytes] = []
         self.size = self.status = 0
-        self.streamed = self.kept = self._ending = False
+        self.streamed = self.listed = self.kept = self._ending = False  # `listed`: as one JSON list
         self._tail = b"\n"
         self.error: str | None = None
         self.failure: FailureKind | None = None
@@ -90,12 +91,22 @@ class Passed:
         if not self.streamed:
             found = _json(b"".join(self.parts))
             return (found, True) if isinstance(found, dict) else (None, False)
-        events = list(self._events())
+        events = list(self._listed_events() if self.listed else self._events())
         broken = next((found for event in events if (found := told_error(event))), None)
         if broken is not None:
             self.fail(f"the upstream: {self._shown(json.dumps(broken))}", FailureKind.CONTEXT if is_context_error(broken) else FailureKind.MODEL)
         body, complete = read_events(dialect, events)
         return body, complete and self.size <= _KEPT
+
+    def _listed_events(self) -> Iterator[dict[str, Any]]:
+        """What the objects of a JSON list say, as Gemini streams them to those that do not ask for events; of one that was cut, those that came."""
+        text, reader, at = self.text, json.JSONDecoder(), 0
+        while (at := text.find("{", at)) >= 0:
+            try:
+                event, at = reader.raw_decode(text, at)
+            except (ValueError, RecursionError):
+                return
+            yield event
 
     def _events(self) -> Iterator[dict[str, Any]]:
         """What a stream's data lines say; the plain text of an `error` event as its message."""
@@ -142,6 +153,7 @@ class Passed:
         """Whether this was an answer, by status, shape and codes."""
         if self.status >= 400:
             told = _json_or_none(b"".join(self.parts))
+            told = told[0] if isinstance(told, list) and told else told  # Gemini, where a list was asked for
             error = (told_error(told) or told) if isinstance(told, dict) else None
             timed_out = self.status in (408, 504)
             kind = FailureKind.CONTEXT if is_context_error(error) else FailureKind.TIMEOUT if timed_out else FailureKind.MODEL
@@ -174,16 +186,23 @@ def _json_or_none(raw: bytes) -> Any:
 
 
 async def pass_on(
-    request: web.Request, reply: Any, passed: Passed, rollout_id: str, keep: Callable[[], None], *, choices: int = 1
+    request: web.Request, reply: Any, passed: Passed, rollout_id: str, keep: Callable[[], None], *, choices: int = 1, streams: bool = False
 ) -> web.StreamResponse:  # fmt: skip
     """Passes an answer on; a stream is kept before its last event goes out, as the client's next call may come at once.
 
-    Some clients leave at the reason why a chat ended, one event before the last: of an answer with one choice it waits for that.
+    Some clients leave at the reason why a chat ended, one event before the last: of an answer with one choice it waits for that. Gemini's
+    streams have no mark of their end, and some say that reason in every event: there a part waits for the next one.
+
+    Args:
+        choices: how many answers were asked for.
+        streams: whether a stream of Gemini's was asked for, which comes as events or as one JSON list.
     """
     passed.status = reply.status
     headers = CIMultiDict(reply.headers)
     headers["x-assay-rollout"] = rollout_id
-    passed.streamed = "event-stream" in headers.get("content-type", "")
+    events = "event-stream" in headers.get("content-type", "")
+    passed.listed = streams and not events and reply.status < 400
+    passed.streamed = events or passed.listed
     if not passed.streamed:
         chunks = []
         async for chunk in reply.chunks:
@@ -199,6 +218,9 @@ async def pass_on(
         ended = passed.see(chunk)
         if ended:
             keep()
+        if streams and held:
+            await response.write(held)
+            held = b""
         if not ended and (held or (choices == 1 and _FINISH.search(chunk))):
             held += chunk
             continue
@@ -239,6 +261,9 @@ def _depth(value: Any) -> int:
 
 
 def is_constrained(body: dict[str, Any]) -> bool:
+    config = gemini.field(body, "generationConfig")
+    if gemini.asked_schema(body) or gemini.field(config, "responseMimeType") not in (None, "text/plain"):
+        return True
     asked = [body.get("response_format"), body.get("output_format")]
     asked += [told.get("format") for name in ("text", "output_config") if isinstance(told := body.get(name), dict)]
     return "grammar" in body or any(isinstance(found, dict) and found.get("type") not in (None, "text") for found in asked)

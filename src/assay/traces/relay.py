@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from aiohttp import web
 
 from assay.models.transports import is_lm_request
+from assay.traces.gemini import is_google
 from assay.traces.headers import KEYS
 from assay.traces.upstreams import HttpUpstream
 
@@ -32,25 +33,26 @@ class Relay:
         self.counts: dict[str, int] = {}
         self.lm_calls = 0
 
-    def may_pass(self, upstream: HttpUpstream, headers: Mapping[str, str], *, lent: bool) -> bool:
+    def may_pass(self, upstream: HttpUpstream, path: str, headers: Mapping[str, str], query: str, *, lent: bool) -> bool:
         """Whether a caller has a key to ask with, or needs none."""
-        return lent or not upstream.key or any(name.lower() in KEYS for name in headers)
+        in_address = is_google(path) and any(part.startswith("key=") for part in query.split("&"))
+        return lent or not upstream.key or in_address or any(name.lower() in KEYS for name in headers)
 
     async def pass_on(
-        self, request: web.Request, upstream: HttpUpstream, headers: Mapping[str, str], body: AsyncIterator[bytes] | None, *, lent: bool
+        self, request: web.Request, upstream: HttpUpstream, headers: Mapping[str, str], query: str, body: AsyncIterator[bytes] | None, *, lent: bool
     ) -> web.StreamResponse:  # fmt: skip
         """Asks the upstream and returns its answer.
 
         Args:
             headers: the request's, without what is the gateway's own.
+            query: the request's, likewise.
             body: the request's as it comes.
             lent: whether the gateway's key of the upstream is used.
         """
         self._count(request.method, inner_path(request))
         sized = "Content-Length" in request.headers and "Content-Encoding" not in request.headers
         given = {**headers, **({"Content-Length": request.headers["Content-Length"]} if sized else {})}
-        path, query = inner_path(request), request.rel_url.raw_query_string
-        async with upstream.relay(request.method, path, query, given, body, lent=lent) as reply:
+        async with upstream.relay(request.method, inner_path(request), query, given, body, lent=lent) as reply:
             response = web.StreamResponse(status=reply.status, headers=reply.headers)
             await response.prepare(request)
             async for chunk in reply.chunks:

@@ -19,7 +19,7 @@ from assay.datasets.overlap import RUN, word_runs
 from assay.errors import DataError, FailureKind
 from assay.traces import schema
 from assay.traces.chaining import complete_requests
-from assay.traces.dialects import answer_of, chat_messages
+from assay.traces.dialects import Answer, answer_of, answer_to, chat_messages
 from assay.traces.records import Rollout, subject_digest
 from assay.traces.rows import as_json, rollout_of
 from assay.traces.sealing import SEALED, SplitFinder, task_key
@@ -141,19 +141,23 @@ class Turn:
     @property
     def answer(self) -> dict[str, Any]:
         """What the model said, as an assistant's chat message."""
-        message = answer_of(self.request.get("dialect"), self.response).message
+        message = answer_to(self.request, self.response).message
         return message if message.get("tool_calls") or message.get("content") else {"role": "assistant", "content": self.output}
 
     @property
     def reasoning(self) -> str:
         """What the model thought before it answered, as far as its provider says it."""
-        told = self.response_json or ""
-        return answer_of(self.request.get("dialect"), self.response).reasoning if '"reasoning' in told or '"thinking' in told else ""
+        return self._where('"reasoning', '"thinking', '"thought').reasoning
 
     @property
     def refusal(self) -> str:
         """What the model said in place of an answer; it is a part of `output` as well."""
-        return answer_of(self.request.get("dialect"), self.response).refusal if '"refusal"' in (self.response_json or "") else ""
+        return self._where('"refusal"', '"finishReason"', '"promptFeedback"').refusal
+
+    def _where(self, *names: str) -> Answer:
+        """What the model said if its JSON has one of these texts: not every one is read for it."""
+        told = self.response_json or ""
+        return answer_of(self.request.get("dialect"), self.response) if any(name in told for name in names) else Answer()
 
     @property
     def step_rewards(self) -> dict[str, float]:
@@ -162,10 +166,7 @@ class Turn:
     @property
     def truncated(self) -> bool:
         """Whether the model stopped at its limit of tokens."""
-        text = self.response_json or ""
-        if '"length"' not in text and '"max_tokens"' not in text and '"max_output_tokens"' not in text:
-            return False
-        return answer_of(self.request.get("dialect"), self.response).finish == "length"
+        return self._where('"length"', '"max_tokens"', '"max_output_tokens"', '"MAX_TOKENS"').finish == "length"
 
     def problem(self, rollout: Rollout, last: bool) -> str | None:
         """Why this call is not clean, or None: `error`, `conversation`, `schema`, `truncated`, `parse`."""
@@ -174,7 +175,7 @@ class Turn:
         if not self.whole:
             return "conversation"
         asked = self.request_json
-        if not asked.startswith("{") or ('"messages"' not in asked and '"input"' not in asked) or self.response_json is None:
+        if not asked.startswith("{") or not any(name in asked for name in ('"messages"', '"input"', '"contents"')) or self.response_json is None:
             return "schema"
         if self.token_ids_json is not None and self.logprobs_json is None:
             return "schema"

@@ -26,6 +26,7 @@ from assay.models.redirects import no_redirects
 from assay.models.roles import check_address, is_embedded
 from assay.models.transports import accounted
 from assay.scrubbing import MARK, fields, know, known, message
+from assay.traces import gemini
 from assay.traces.connections import keep_alive
 from assay.traces.dialects import DIALECTS
 from assay.traces.embedded_chat import as_called, chat_request, chunks_of, refused, stream_of
@@ -41,6 +42,7 @@ _STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}  # 
 _PROVIDERS = {  # base address, key, and the dialects it speaks itself
     "openai": ("https://api.openai.com", "OPENAI_API_KEY", ("chat", "completions", "responses")),
     "anthropic": ("https://api.anthropic.com", "ANTHROPIC_API_KEY", ("messages",)),
+    "gemini": ("https://generativelanguage.googleapis.com", "GEMINI_API_KEY", ("gemini",)),
 }
 
 
@@ -70,7 +72,7 @@ class Reply:
 
 @dataclass
 class HttpUpstream:
-    """A server that speaks OpenAI's or Anthropic's HTTP. Request and answer pass through byte by byte, but for the model's name.
+    """A server that speaks OpenAI's, Anthropic's or Google's HTTP. Request and answer pass through byte by byte, but for the model's name.
 
     Args:
         name: what transitions say answered.
@@ -106,21 +108,21 @@ class HttpUpstream:
         Args:
             raw: the bytes it came in.
             query: what its address had after the question mark.
-            path: of its address, where that is not the dialect's own: Azure's names the deployment.
+            path: of its address, where that is not the dialect's own: Azure's names the deployment, Gemini's the model.
         """
         if dialect not in self.dialects and self.other is not None:
             async with self.other.ask(dialect, body, raw, headers) as reply:
                 yield reply
             return
         changed: dict[str, Any] = {}
-        if self.model is not None and body.get("model") != self.model:
+        if self.model is not None and dialect != "gemini" and body.get("model") != self.model:
             changed["model"] = self.model
         if self.logprobs and dialect == "chat" and "logprobs" not in body:
             changed["logprobs"], changed["top_logprobs"] = True, 1
         data = _as_json({**body, **changed}) if changed else raw
         path = path or DIALECTS[dialect]
         if self.model is not None:
-            path = _DEPLOYMENT.sub(quote(self.model, safe=""), path)
+            path = gemini.with_model(path, self.model) if dialect == "gemini" else _DEPLOYMENT.sub(quote(self.model, safe=""), path)
         with accounted():  # the gateway records it
             answer = await self._request("POST", path, query, {"Content-Type": "application/json", **headers}, data, lent=True)
         async with answer:
@@ -139,13 +141,15 @@ class HttpUpstream:
             yield _reply(answer, self.key)
 
     async def _request(self, method: str, path: str, query: str, headers: Mapping[str, str], data: Any, *, lent: bool) -> aiohttp.ClientResponse:
+        if self.key is not None and lent and gemini.is_google(path):  # the caller's own stands there too
+            query = "&".join(part for part in query.split("&") if part.partition("=")[0] != "key")
         address = URL(self.base + path + (f"?{query}" if query else ""), encoded=True)
         given, length = request_headers(headers), {key: value for key, value in headers.items() if key.lower() == "content-length"}
         if self.key is not None and lent:
             for name in KEYS:
                 given.popall(name, None)
             if self.key:
-                given.update({"api-key": self.key} if path.startswith(_AZURE) else {"Authorization": f"Bearer {self.key}", "x-api-key": self.key})
+                given.update(_key_headers(path, self.key))
         given.update({"Accept-Encoding": "identity", **(length if not isinstance(data, bytes) else {})})
         unasked = ("User-Agent", "Accept", "Content-Type")  # which the client would add by itself
         return await self.session.request(method, address, data=data, headers=given, skip_auto_headers=unasked, allow_redirects=False)
@@ -179,6 +183,9 @@ class EmbeddedUpstream(HttpUpstream):
         self, dialect: str, body: dict[str, Any], raw: bytes, headers: Mapping[str, str], query: str = "", path: str = ""
     ) -> AsyncIterator[Reply]:
         short = self.model or self.name
+        if dialect == "gemini":
+            yield _not_spoken(self.name)
+            return
         if (no := refused(dialect, body, (self.name, short))) is not None:
             yield Reply(no[0], {"Content-Type": "application/json"}, _once(json.dumps(no[1]).encode()))
             return
@@ -203,7 +210,7 @@ class EmbeddedUpstream(HttpUpstream):
 
 @dataclass
 class LitellmUpstream:
-    """Any model by litellm's name, in all three dialects; litellm translates."""
+    """Any model by litellm's name, in all dialects but Gemini's; litellm translates."""
 
     name: str
     client: Mapping[str, Any] = field(default_factory=dict)
@@ -221,6 +228,9 @@ class LitellmUpstream:
     async def ask(
         self, dialect: str, body: dict[str, Any], raw: bytes, headers: Mapping[str, str], query: str = "", path: str = ""
     ) -> AsyncIterator[Reply]:
+        if dialect == "gemini":
+            yield _not_spoken(self.name)
+            return
         litellm = _litellm(dialect)
         calls = {"chat": "acompletion", "completions": "atext_completion", "responses": "aresponses", "messages": "anthropic_messages"}
         call = getattr(litellm, calls[dialect])
@@ -258,6 +268,14 @@ class LitellmUpstream:
         pass
 
 
+def _not_spoken(name: str) -> Reply:
+    """What a model answers that has no translation from Gemini's dialect."""
+    spoken = ", ".join(path for dialect, path in DIALECTS.items() if dialect != "gemini")
+    text = f"{name} does not speak Gemini's generateContent here: there are {spoken}. For Google's models start the gateway with gemini/NAME"
+    told = {"error": {"message": text, "type": "assay_gateway", "code": 404, "status": "NOT_FOUND"}}
+    return Reply(404, {"Content-Type": "application/json"}, _once(json.dumps(told).encode()))
+
+
 def _litellm(dialect: str) -> Any:
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # prices are not asked for here, and fetching them takes seconds
     import litellm
@@ -273,6 +291,15 @@ def _kept_alive(address: Any) -> socket.socket:
     sock = socket.socket(family, kind, protocol)
     keep_alive(sock)
     return sock
+
+
+def _key_headers(path: str, key: str) -> dict[str, str]:
+    """The headers in which the API of a path takes a key."""
+    if path.startswith(_AZURE):
+        return {"api-key": key}
+    if gemini.is_google(path) and "/projects/" not in path:  # Vertex AI's take a token
+        return {"x-goog-api-key": key}
+    return {"Authorization": f"Bearer {key}", "x-api-key": key}
 
 
 def _reply(answer: aiohttp.ClientResponse, key: str | None) -> Reply:

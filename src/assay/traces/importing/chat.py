@@ -4,15 +4,16 @@ Reads the parts of the OpenTelemetry GenAI conventions, OpenAI (chat, completion
 and OpenInference. What has no chat form stays as it came; a text that is no message of any of them is a text. Reads no files.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from assay.traces.ending import argument_value, ends_run
 from assay.traces.importing.pydantic_ai import is_native, native_conversation, native_settings, native_tools
 from assay.traces.importing.tools import tools_of
 from assay.traces.importing.values import as_text, parsed
+from assay.traces.linking import linked
 
-__all__ = ["answers_of", "as_arguments", "as_inputs", "as_prediction", "body_of", "linked_choices", "text_of"]
+__all__ = ["answers_of", "as_arguments", "as_inputs", "as_prediction", "body_of", "text_of"]
 
 Message = dict[str, Any]
 _ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant", "model": "assistant", "function": "tool"}
@@ -168,7 +169,7 @@ def _conversation(value: Any) -> list[Message] | None:
         return native_conversation(value)
     value = [item for item in value if not _defines(item)]
     items = [{"role": "tool" if "output" in m else "assistant", "parts": [m]} if "call_id" in m else m for m in value]
-    return _linked([message for item in items for message in _messages(item, "user")])
+    return linked([message for item in items for message in _messages(item, "user")])
 
 
 def _defines(message: Any) -> bool:
@@ -177,38 +178,6 @@ def _defines(message: Any) -> bool:
         return False
     content = parsed(message.get("content"))
     return isinstance(content, dict) and content.get("type") == "function" and isinstance(content.get("function"), dict)
-
-
-def _linked(messages: Sequence[Message]) -> list[Message]:
-    """Messages in which each tool call has an id and each result is that of a call: Gemini's calls have none, and belong to the results in
-    order. Results that stand there twice, as in Bedrock's events, are taken once."""
-    found: list[Message] = []
-    open_calls: list[str] = []
-    answered: set[str] = set()
-    number = 0
-    for message in messages:
-        if message["role"] == "tool":
-            called = message["tool_call_id"] or (open_calls[0] if open_calls else "")
-            if called in answered and called not in open_calls and any(m == {**message, "tool_call_id": called} for m in found):
-                continue
-            answered.add(called)
-            open_calls = [one for one in open_calls if one != called]
-            message = {**message, "tool_call_id": called}
-        for call in message.get("tool_calls") or ():
-            call["id"] = call["id"] or f"call_{number}"
-            open_calls.append(call["id"])
-            number += 1
-        found.append(message)
-    return found
-
-
-def linked_choices(messages: Sequence[Message], choices: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The choices of an answer, whose tool calls without an id have that which the next request gives them."""
-    before = sum(len(message.get("tool_calls") or ()) for message in messages)
-    for choice in choices:
-        for at, call in enumerate(choice["message"].get("tool_calls") or ()):
-            call["id"] = call["id"] or f"call_{before + at}"
-    return choices
 
 
 def body_of(value: Any) -> dict[str, Any]:

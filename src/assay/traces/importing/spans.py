@@ -13,10 +13,11 @@ from assay.datasets.tasks import content_hash
 from assay.errors import FailureKind
 from assay.traces.dialects import answer_of
 from assay.traces.ending import final_answer, prediction_of
-from assay.traces.importing.chat import as_arguments, as_inputs, linked_choices, text_of
+from assay.traces.importing.chat import as_arguments, as_inputs, text_of
 from assay.traces.importing.envelopes import unwrapped
 from assay.traces.importing.files import Skipped
 from assay.traces.importing.values import as_text, parsed
+from assay.traces.linking import linked_choices
 from assay.traces.records import Rollout, ToolCall, Transition, Verdict
 
 __all__ = ["Imported", "LMCall", "Mark", "Span", "ToolUse", "Trace", "answer_in", "rollout_id", "to_rollout"]

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from assay.traces.gemini import plain_types
 from assay.traces.importing.values import as_text, parsed
 
 __all__ = ["tools_of"]
@@ -18,16 +19,6 @@ def tools_of(value: Any) -> list[dict[str, Any]]:
 
 
 _SCHEMAS = ("parameters", "input_schema", "inputSchema", "parameters_json_schema", "parametersJsonSchema")
-_TYPES = frozenset({"STRING", "NUMBER", "INTEGER", "BOOLEAN", "ARRAY", "OBJECT", "NULL"})  # as Gemini writes them
-
-
-def _lower_types(schema: Any) -> Any:
-    """A schema with JSON Schema's names of types."""
-    if isinstance(schema, list):
-        return [_lower_types(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {key: value.lower() if key == "type" and value in _TYPES else _lower_types(value) for key, value in schema.items()}
 
 
 def _tool(told: Any) -> Iterator[dict[str, Any]]:
@@ -47,6 +38,6 @@ def _tool(told: Any) -> Iterator[dict[str, Any]]:
         schema = next((parsed(told[key]) for key in _SCHEMAS if told.get(key)), None)
         if isinstance(schema, dict) and isinstance(schema.get("json"), dict):
             schema = schema["json"]
-        schema = _lower_types(schema)
+        schema = plain_types(schema)
         described = {"description": told["description"]} if told.get("description") else {}
         yield {"type": "function", "function": {"name": told["name"], **described, **({"parameters": schema} if schema else {})}}

@@ -1,0 +1,597 @@
+"""Calls in the dialect of Google's Gemini API: recorded, found by their conversation, and without the keys that they come with."""
+
+import asyncio
+import http.client
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+from click.testing import CliRunner
+
+import assay
+from assay.cli.main import group
+from assay.datasets.tasks import content_hash
+from assay.errors import FailureKind
+from assay.models.transports import is_lm_request
+from assay.scrubbing import MARK, fields
+from assay.testing.serving import asked, get, post, served
+from assay.testing.upstream import ScriptedUpstream
+from assay.traces import Rollout, Store, Transition
+from assay.traces.asked import asked_schema, insisted_tool, must_call
+from assay.traces.dialects import answer_of, answer_to, chat_messages, chat_tools, error_in
+from assay.traces.ending import final_answer
+from assay.traces.events import read_events
+from assay.traces.gates import Gates
+from assay.traces.gateway import Gateway
+from assay.traces.gemini import is_google
+from assay.traces.passing import is_constrained
+from assay.traces.sealing import know_splits
+from assay.traces.selection import Turn
+from assay.traces.upstreams import HttpUpstream, LitellmUpstream, upstream_of
+
+MODEL = "/v1beta/models/gemini-2.5-flash"
+VERTEX = "/v1/projects/p/locations/l/publishers/google/models/gemini-2.5-flash"
+CALCULATOR = {
+    "functionDeclarations": [
+        {
+            "name": "calculator",
+            "description": "Multiplies.",
+            "parameters": {"type": "OBJECT", "properties": {"expression": {"type": "STRING"}}, "required": ["expression"]},
+        }
+    ]
+}
+
+
+def said(text: str, role: str = "user") -> dict[str, Any]:
+    return {"role": role, "parts": [{"text": text}]}
+
+
+def turn(request: dict[str, Any], response: dict[str, Any] | None, tools: list[Any] | None = None) -> Turn:
+    """A call as exports read it."""
+    row: dict[str, Any] = dict.fromkeys(Turn.COLUMNS)
+    row |= {"request_json": orjson.dumps(request).decode(), "response_json": None if response is None else orjson.dumps({"body": response}).decode()}
+    return Turn((row | {"t": 0, "output": "x", "tools_json": orjson.dumps(tools or []).decode()}).values())
+
+
+class Stage:
+    def __init__(self, gateway: Gateway, upstream: ScriptedUpstream, url: str, behind: str) -> None:
+        self.gateway, self.upstream, self.url, self.behind = gateway, upstream, url, behind
+
+    def ask(self, *contents: Any, path: str = f"{MODEL}:generateContent", headers: dict[str, str] | None = None, **more: Any) -> tuple[int, Any]:
+        body = {"contents": list(contents), **more}
+        return post(self.url + path, body, **({"x-goog-api-key": "gateway-key-1"} if headers is None else headers))
+
+    def rollouts(self) -> list[Rollout]:
+        self.gateway.store.flush()
+        return [self.gateway.store.rollout(r.id) for r in self.gateway.store.rollouts()][::-1]
+
+
+@pytest.fixture
+def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    upstream = ScriptedUpstream()
+    with Store(tmp_path / "s.db") as store, served(upstream.app()) as behind:
+        answers = upstream_of(getattr(request, "param", None), base=behind, key="upstream-secret")
+        gateway = Gateway(store, answers, run_id="run", key="gateway-key-1")
+        with served(gateway.app()) as url:
+            yield Stage(gateway, upstream, url, behind)
+
+
+def streamed(url: str, body: Any, query: str = "") -> tuple[str, bytes]:
+    """Content type and bytes of a stream."""
+    headers = {"Content-Type": "application/json", "x-goog-api-key": "gateway-key-1"}
+    request = urllib.request.Request(f"{url}{MODEL}:streamGenerateContent{query}", data=json.dumps(body).encode(), headers=headers)
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return answer.headers["content-type"], answer.read()
+
+
+# -- through the gateway
+
+
+def test_a_call_passes_as_it_is_and_becomes_a_transition(stage: Stage) -> None:
+    config = {"temperature": 0.3, "maxOutputTokens": 50}
+    status, told = stage.ask(said("hello"), systemInstruction={"parts": [{"text": "Be kind."}]}, generationConfig=config)
+    assert (status, told["candidates"][0]["content"]["parts"]) == (200, [{"text": "echo: hello"}])
+    (rollout,) = stage.rollouts()
+    (transition,) = rollout.transitions
+    assert transition.request == {
+        "dialect": "gemini", "model": "gemini-2.5-flash", "stream": False,
+        "body": {"contents": [said("hello")], "systemInstruction": {"parts": [{"text": "Be kind."}]}, "generationConfig": config},
+    }  # fmt: skip
+    assert transition.response == {"body": told}
+    assert (transition.output, transition.prompt_tokens, transition.completion_tokens, transition.error) == ("echo: hello", 7, 2, None)
+    assert chat_messages(transition.request) == [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hello"}]
+    assert (rollout.inputs, rollout.prediction) == ({"prompt": "hello"}, {"answer": "echo: hello"})
+
+
+@pytest.mark.parametrize(("query", "kind"), [("?alt=sse", "text/event-stream"), ("", "application/json")])
+def test_a_stream_passes_as_it_is_and_is_stored_like_an_unstreamed_answer(stage: Stage, query: str, kind: str) -> None:
+    body = {"contents": [said("use the tool #both")], "tools": [CALCULATOR]}
+    whole = stage.ask(*body["contents"], tools=body["tools"])[1]
+    content_type, raw = streamed(stage.url, body, query)
+    with served(ScriptedUpstream().app()) as alone:
+        assert content_type.startswith(kind)
+        assert raw.replace(b"gen-2", b"gen-1") == streamed(alone, body, query)[1]
+    one, other = (rollout.transitions[0] for rollout in stage.rollouts())
+    assert (other.request["stream"], other.error) == (True, None)
+    assert other.response == {"body": {**whole, "responseId": "gen-2"}}
+    assert [(tool.name, tool.arguments) for tool in one.tools] == [("calculator", {"expression": "6*7"})] * 2
+    assert other.tools == one.tools
+
+
+def agent(stage: Stage, task: str, *, until: int = 3) -> list[dict[str, Any]]:
+    """The contents of an agent's conversation after so many calls. Neither calls nor results have ids."""
+    contents = [said(task)]
+    for _ in range(until):
+        told = stage.ask(*contents, tools=[CALCULATOR])[1]["candidates"][0]["content"]
+        contents.append(told)
+        calls = [part["functionCall"] for part in told["parts"] if "functionCall" in part]
+        results = [{"functionResponse": {"name": call["name"], "response": {"result": "42"}}} for call in calls]
+        contents.append({"role": "user", "parts": results} if results else said("and use the tool once more"))
+    return contents
+
+
+def test_calls_without_ids_are_one_rollout_and_have_their_results(stage: Stage) -> None:
+    contents = agent(stage, "use the tool #both")
+    assert "thoughtSignature" in contents[1]["parts"][1]
+    (rollout,) = stage.rollouts()
+    assert [t.output for t in rollout.transitions] == ["twice, then", "echo: 42", ""]
+    assert [tool.result for tool in rollout.tools] == ["42", "42", None]
+    messages = chat_messages({"dialect": "gemini", "body": {"contents": contents}})
+    assert [m["role"] for m in messages] == ["user", "assistant", "tool", "tool", "assistant", "user", "assistant", "tool"]
+    ids = [call["id"] for m in messages for call in m.get("tool_calls", ())]
+    assert ids == [m["tool_call_id"] for m in messages if m["role"] == "tool"]
+    assert len(set(ids)) == 3
+    assert stage.gateway.stats()["unrecorded"] == 0
+
+
+def test_runs_at_once_whose_calls_look_alike_are_not_taken_for_each_other(stage: Stage) -> None:
+    """Both wait for the result of a first call without an id; the second begins between the first one's calls."""
+    first = agent(stage, "use the tool: one", until=1)
+    second = agent(stage, "use the tool: two", until=1)
+    stage.ask(*first, tools=[CALCULATOR])
+    stage.ask(*second, tools=[CALCULATOR])
+    assert [rollout.inputs["prompt"] for rollout in stage.rollouts()] == ["use the tool: one", "use the tool: two"]
+    assert [[tool.result for tool in rollout.tools] for rollout in stage.rollouts()] == [["42"], ["42"]]
+
+
+def test_a_function_that_must_be_called_ends_the_run_with_its_arguments(stage: Stage) -> None:
+    config = {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["calculator"]}}
+    stage.ask(said("answer"), tools=[CALCULATOR], toolConfig=config)
+    (rollout,) = stage.rollouts()
+    assert rollout.prediction == {"answer": "6*7"}
+    assert final_answer(rollout.transitions).value == "6*7"
+
+
+@pytest.mark.parametrize("stage", ["gemini-3-pro"], indirect=True)
+@pytest.mark.parametrize("path", [MODEL, VERTEX, "/v1/models/gemini-2.5-flash", "/v1beta/tunedModels/mine"])
+def test_the_gateways_model_replaces_that_of_the_path(stage: Stage, path: str) -> None:
+    async def handle(request: web.Request) -> web.Response:
+        asked_for.append(request.path)
+        return web.json_response({"candidates": [{"content": {"parts": [{"text": "hi"}], "role": "model"}, "finishReason": "STOP"}]})
+
+    asked_for: list[str] = []
+    app = web.Application()
+    app.router.add_post("/{path:.*}", handle)
+    with served(app) as behind:
+        stage.gateway.serve_model(upstream_of("gemini-3-pro", base=behind, key="upstream-secret"))
+        assert stage.ask(said("hello"), path=f"{path}:generateContent")[0] == 200
+    assert asked_for == [f"{path.rpartition('/')[0].replace('tunedModels', 'models')}/gemini-3-pro:generateContent"]
+    (transition,) = stage.rollouts()[0].transitions
+    assert (transition.request["model"], transition.model) == (path.rpartition("/")[2], "gemini-3-pro")
+
+
+# -- keys
+
+
+@pytest.mark.parametrize("how", ["header", "address"])
+def test_the_gateways_key_is_taken_where_google_takes_keys_and_goes_nowhere(stage: Stage, tmp_path: Path, how: str) -> None:
+    headers, query = ({"x-goog-api-key": "gateway-key-1"}, "") if how == "header" else ({}, "?key=gateway-key-1&alt=json")
+    assert stage.ask(said("hello #500"), path=f"{MODEL}:generateContent{query}", headers=headers)[0] == 500
+    assert stage.ask(said("hello"), path=f"{MODEL}:generateContent{query}", headers=headers)[0] == 200
+    sent = {name.lower(): value for name, value in stage.upstream.headers[-1].items()}
+    assert (sent["x-goog-api-key"], "authorization" in sent) == ("upstream-secret", False)  # Google refuses a key as a bearer token
+    assert stage.upstream.queries[-1] == ("" if how == "header" else "alt=json")
+    stage.gateway.store.flush()
+    kept = b"".join(path.read_bytes() for path in tmp_path.glob("s.db*"))
+    assert b"gateway-key-1" not in kept
+    assert b"upstream-secret" not in kept
+
+
+@pytest.mark.parametrize("query", ["", "?key=wrong-key-12"])
+def test_without_the_gateways_key_nothing_is_asked(stage: Stage, query: str) -> None:
+    status, told = stage.ask(said("hello"), path=f"{MODEL}:generateContent{query}", headers={})
+    assert (status, told["error"]["code"], stage.upstream.calls) == (401, 401, 0)
+    assert "x-goog-api-key" in told["error"]["message"]
+
+
+def test_a_callers_own_key_in_the_address_passes_on_and_is_not_stored(tmp_path: Path) -> None:
+    upstream = ScriptedUpstream()
+    with Store(tmp_path / "s.db") as store, served(upstream.app()) as behind:
+        gateway = Gateway(store, upstream_of(None, base=behind))
+        with served(gateway.app()) as url:
+            assert post(f"{url}{MODEL}:generateContent?key=AIza-my-own-key-1234", {"contents": [said("hello #401")]})[0] == 401
+            assert upstream.queries == ["key=AIza-my-own-key-1234"]
+            (rollout,) = (store.flush(), [store.rollout(r.id) for r in store.rollouts()])[1]
+        kept = b"".join(path.read_bytes() for path in tmp_path.glob("s.db*"))
+    assert b"my-own-key" not in kept
+    assert rollout.transitions[0].error is not None
+
+
+def test_a_rollouts_token_is_taken_as_googles_key(stage: Stage) -> None:
+    _, opened = post(f"{stage.url}/assay/rollouts", {"task_id": "t"}, Authorization="Bearer gateway-key-1")
+    assert opened["gemini_base_url"] == f"{stage.url}/r/{opened['api_key']}"
+    assert stage.ask(said("hello"), headers={"x-goog-api-key": opened["api_key"]})[0] == 200
+    assert stage.ask(said("hello"), path=f"/r/{opened['api_key']}{MODEL}:generateContent", headers={"x-goog-api-key": "none"})[0] == 200
+    (rollout,) = stage.rollouts()
+    assert (rollout.id, len(rollout.transitions)) == (opened["id"], 2)
+    assert post(f"{stage.url}/r/{opened['api_key']}/reward", {"reward": 1}, **{"x-goog-api-key": opened["api_key"]})[0] == 403
+
+
+def test_a_key_in_the_address_opens_nothing_but_googles_paths(stage: Stage) -> None:
+    assert asked("GET", f"{stage.url}/assay/stats?key=gateway-key-1")[0] == 401
+    assert get(f"{stage.url}/assay/stats", **{"x-goog-api-key": "gateway-key-1"})["calls"] == 0
+
+
+def test_other_requests_of_googles_api_pass_unrecorded_with_its_key(stage: Stage) -> None:
+    async def handle(request: web.Request) -> web.Response:
+        return web.json_response({"key": request.headers.get("x-goog-api-key"), "query": request.query_string})
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    with served(app) as behind:
+        stage.gateway.serve_model(upstream_of(None, base=behind, key="upstream-secret"))
+        told = post(f"{stage.url}{MODEL}:countTokens?key=gateway-key-1", {"contents": [said("hello")]})
+        own = post(f"{stage.url}{MODEL}:countTokens?key=AIza-my-own-key-1234", {"contents": [said("hello")]})
+    assert told == (200, {"key": MARK, "query": ""})
+    assert own[0] == 401  # of a gateway with a key of its own, nothing passes without that
+    assert stage.gateway.stats()["unrecorded"] == 0
+    assert stage.gateway.stats()["passed_through"] == {"POST /v1beta/models/*": 1}
+    assert stage.rollouts() == []
+
+
+def test_credentials_of_vertex_tools_are_taken_out_of_a_request() -> None:
+    auth = {"apiAuth": {"apiKeyConfig": {"apiKeyString": "s3cr3t-of-search-1"}}, "authConfig": {"apiKeyConfig": {"api_key_string": "s3cr3t-2-of-it"}}}
+    assert "s3cr3t" not in json.dumps(fields({"tools": [{"retrieval": {"externalApi": auth}}]}))
+
+
+# -- failures
+
+
+@pytest.mark.parametrize("how", ["#429", "#500", "#garbage"])
+def test_a_failed_call_is_stored_with_its_reason(stage: Stage, how: str) -> None:
+    stage.ask(said(f"hello {how}")) if how != "#garbage" else asked("POST", *_plain(stage, how))
+    (rollout,) = stage.rollouts()
+    assert rollout.transitions[0].error is not None
+    assert rollout.transitions[0].failure == FailureKind.MODEL
+
+
+def _plain(stage: Stage, how: str) -> tuple[str, Any]:
+    return f"{stage.url}{MODEL}:generateContent?key=gateway-key-1", {"contents": [said(f"hello {how}")]}
+
+
+def test_a_call_that_is_tried_again_stays_in_its_rollout(stage: Stage) -> None:
+    assert [stage.ask(said("hello #once429"))[0] for _ in range(2)] == [429, 200]
+    (rollout,) = stage.rollouts()
+    assert [(t.error or "")[:8] for t in rollout.transitions] == ["HTTP 429", ""]
+
+
+@pytest.mark.parametrize("query", ["?alt=sse", ""])
+def test_a_stream_that_breaks_is_not_complete_and_keeps_what_came(stage: Stage, query: str) -> None:
+    with pytest.raises((OSError, http.client.HTTPException)):
+        streamed(stage.url, {"contents": [said("a long story to tell #die")]}, query)
+    (rollout,) = stage.rollouts()
+    assert rollout.transitions[0].error is not None
+    assert rollout.transitions[0].output.startswith("echo: a")
+
+
+def test_an_answer_that_ends_in_every_event_is_not_held_back(tmp_path: Path) -> None:
+    """Older models say `finishReason` with each event."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for text in ("one ", "two ", "three"):
+            candidate = {"content": {"parts": [{"text": text}], "role": "model"}, "finishReason": "STOP", "index": 0}
+            await response.write(f"data: {json.dumps({'candidates': [candidate]})}\n\n".encode())
+            while text == "two " and not seen:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
+        return response
+
+    seen: list[bytes] = []
+    app = web.Application()
+    app.router.add_post("/{path:.*}", handle)
+    with Store(tmp_path / "s.db") as store, served(app) as behind, served(Gateway(store, upstream_of(None, base=behind)).app()) as url:
+        request = urllib.request.Request(f"{url}{MODEL}:streamGenerateContent?alt=sse", data=json.dumps({"contents": [said("count")]}).encode())
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            seen.append(answer.readline())
+            answer.read()
+        store.flush()
+        (rollout,) = [store.rollout(found.id) for found in store.rollouts()]
+    assert b"one" in seen[0]
+    assert (rollout.transitions[0].output, rollout.transitions[0].error) == ("one two three", None)
+
+
+@pytest.mark.parametrize("model", ["embedded", "litellm"])
+def test_a_model_without_this_dialect_says_which_it_speaks(tmp_path: Path, model: str) -> None:
+    from assay.traces.upstreams import EmbeddedUpstream
+
+    upstream = EmbeddedUpstream("embedded/m", "http://127.0.0.1:1") if model == "embedded" else LitellmUpstream("openai/m")
+    with Store(tmp_path / "s.db") as store, served(Gateway(store, upstream).app()) as url:
+        status, told = post(f"{url}{MODEL}:generateContent", {"contents": [said("hello")]})
+    assert (status, told["error"]["code"]) == (404, 404)
+    assert "/v1/chat/completions" in told["error"]["message"]
+
+
+def test_googles_models_are_asked_at_google_in_their_dialect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMINI_API_KEY", "AIza-of-the-environment")
+    upstream = upstream_of("gemini/gemini-2.5-flash")
+    assert isinstance(upstream, HttpUpstream)
+    assert (upstream.base, upstream.model, upstream.key) == (
+        "https://generativelanguage.googleapis.com",
+        "gemini-2.5-flash",
+        "AIza-of-the-environment",
+    )
+    assert (upstream.dialects, upstream.other is not None) == (("gemini",), True)
+
+
+# -- reading
+
+
+def test_thoughts_are_reasoning_and_tokens_are_counted_with_them() -> None:
+    parts = [
+        {"text": "Hm.", "thought": True},
+        {"text": "Four", "thoughtSignature": "c2ln"},
+        {"functionCall": {"name": "f", "args": {"a": 1.0, "b": "é"}}},
+    ]
+    usage = {"promptTokenCount": 10, "toolUsePromptTokenCount": 2, "candidatesTokenCount": 5, "thoughtsTokenCount": 3}
+    answer = answer_of("gemini", {"candidates": [{"content": {"parts": parts}, "finishReason": "STOP"}], "usageMetadata": usage})
+    assert (answer.text, answer.reasoning, answer.finish) == ("Four", "Hm.", "tool_calls")
+    assert answer.tools == [("", "f", '{"a": 1.0, "b": "é"}')]
+    assert (answer.prompt_tokens, answer.completion_tokens, answer.thinking_tokens) == (12, 8, 3)
+
+
+@pytest.mark.parametrize(
+    ("body", "refusal"),
+    [
+        ({"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}}, "PROHIBITED_CONTENT"),
+        ({"candidates": [{"finishReason": "SAFETY", "finishMessage": "It is unsafe."}]}, "It is unsafe."),
+        ({"candidates": [{"content": {"role": "model"}, "finishReason": "RECITATION"}]}, "RECITATION"),
+    ],
+)
+def test_what_was_blocked_is_a_refusal_and_an_answer(body: dict[str, Any], refusal: str) -> None:
+    answer = answer_of("gemini", body)
+    assert (answer.refusal, answer.output, answer.finish, answer.empty) == (refusal, refusal, "content_filter", False)
+    assert error_in("gemini", body) is None
+    assert turn({"dialect": "gemini", "body": {"contents": [said("x")]}}, body).refusal == refusal
+
+
+def test_an_answer_that_was_blocked_after_its_beginning_is_what_came_of_it() -> None:
+    body = {"candidates": [{"content": {"parts": [{"text": "Take two"}]}, "finishReason": "SAFETY"}]}
+    assert (answer_of("gemini", body).output, answer_of("gemini", body).refusal, answer_of("gemini", body).finish) == (
+        "Take two",
+        "",
+        "content_filter",
+    )
+
+
+def test_a_reply_without_a_candidate_is_no_answer() -> None:
+    assert error_in("gemini", {"usageMetadata": {}}) == "no candidate"
+    assert error_in("gemini", {"error": {"code": 503, "message": "overloaded"}}) == {"code": 503, "message": "overloaded"}
+
+
+def test_logprobs_and_token_ids_are_read() -> None:
+    tokens = [{"token": "Hi", "tokenId": 3, "logProbability": -0.5}, {"token": "!", "tokenId": 0, "logProbability": 0.0}]
+    candidate = {"content": {"parts": [{"text": "Hi!"}]}, "finishReason": "MAX_TOKENS", "logprobsResult": {"chosenCandidates": tokens}}
+    body = {"candidates": [candidate], "usageMetadata": {"candidatesTokenCount": 2}}
+    answer = answer_of("gemini", body)
+    assert (answer.logprobs, answer.token_ids, answer.finish) == ((-0.5, 0.0), (3, 0), "length")
+    assert turn({"dialect": "gemini", "body": {"contents": [said("x")]}}, body).truncated
+
+
+def test_media_are_kept_by_reference() -> None:
+    parts = [{"inlineData": {"mimeType": "image/png", "data": "aGk="}}, {"fileData": {"mimeType": "audio/wav", "fileUri": "gs://b/a.wav"}}]
+    answer = answer_of("gemini", {"candidates": [{"content": {"parts": parts}, "finishReason": "STOP"}]})
+    assert answer.media[0].startswith("image: sha256:")
+    assert answer.media[1] == "audio: gs://b/a.wav"
+    (message,) = chat_messages({"dialect": "gemini", "body": {"contents": {"role": "user", "parts": [{"text": "See"}, *parts]}}})
+    assert [part["type"] for part in message["content"]] == ["text", "image_url", "file"]
+
+
+def test_results_are_those_of_the_function_that_they_name() -> None:
+    calls = [{"functionCall": {"name": name, "args": {}}} for name in ("a", "b")]
+    results = [{"functionResponse": {"name": name, "response": {"result": name}}} for name in ("b", "a")]
+    contents = [said("go"), {"role": "model", "parts": calls}, {"role": "user", "parts": results}]
+    messages = chat_messages({"dialect": "gemini", "body": {"contents": contents}})
+    by_id = {call["id"]: call["function"]["name"] for call in messages[1]["tool_calls"]}
+    assert [(by_id[m["tool_call_id"]], m["content"]) for m in messages[2:]] == [("b", "b"), ("a", "a")]
+
+
+def test_a_call_has_the_id_that_the_next_request_gives_it() -> None:
+    """Rows of whole conversations are those whose calls another one went on from."""
+    call = {"role": "model", "parts": [{"functionCall": {"name": "f", "args": {"x": 1}}}]}
+    first = {"dialect": "gemini", "body": {"contents": [said("go")]}}
+    body = {"candidates": [{"content": call, "finishReason": "STOP"}]}
+    later = chat_messages({"dialect": "gemini", "body": {"contents": [said("go"), call]}})
+    assert later == [{"role": "user", "content": "go"}, answer_to(first, body).message]
+    assert turn(first, body).answer == later[1]
+
+
+def test_fields_in_snake_case_are_read_too() -> None:
+    body = {
+        "system_instruction": {"parts": {"text": "Be kind."}},
+        "contents": [said("go"), {"role": "model", "parts": [{"function_call": {"name": "f", "args": {}}}]}],
+        "tools": [{"function_declarations": [{"name": "f"}]}],
+        "tool_config": {"function_calling_config": {"mode": "ANY"}},
+        "generation_config": {"response_mime_type": "application/json", "response_schema": {"type": "ARRAY", "items": {"type": "STRING"}}},
+    }
+    request = {"dialect": "gemini", "body": body}
+    assert [m["role"] for m in chat_messages(request)] == ["system", "user", "assistant"]
+    assert [tool["function"]["name"] for tool in chat_tools(request)] == ["f"]
+    assert (must_call(request), insisted_tool(request)) == (True, None)
+    assert asked_schema(request) == {"type": "array", "items": {"type": "string"}}
+    assert is_constrained(body)
+
+
+def test_tools_have_schemas_that_chat_templates_read() -> None:
+    (tool,) = chat_tools({"dialect": "gemini", "body": {"tools": [CALCULATOR, {"googleSearch": {}}]}})
+    assert tool["function"] == {
+        "name": "calculator", "description": "Multiplies.",
+        "parameters": {"type": "object", "properties": {"expression": {"type": "string"}}, "required": ["expression"]},
+    }  # fmt: skip
+
+
+def test_thoughts_and_code_that_google_ran_are_no_part_of_what_was_said() -> None:
+    parts = [{"text": "Hm.", "thought": True}, {"executableCode": {"code": "6*7"}}, {"codeExecutionResult": {"output": "42"}}, {"text": "42"}]
+    body = {"candidates": [{"content": {"role": "model", "parts": parts}, "finishReason": "STOP"}]}
+    (said_before,) = chat_messages({"dialect": "gemini", "body": {"contents": [{"role": "model", "parts": parts}]}})
+    assert said_before == answer_of("gemini", body).message == {"role": "assistant", "content": "42"}
+
+
+# -- streams
+
+
+def event(*parts: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"candidates": [{"content": {"parts": list(parts), "role": "model"}, "index": 0, **more}], "modelVersion": "m"}
+
+
+def test_a_streams_events_are_merged_into_the_answer_that_would_have_come_unstreamed() -> None:
+    args = {"rows": [{"index": 1, "a": 1}, {"index": 1, "a": 2}]}
+    events = [
+        event({"text": "I th", "thought": True}, safetyRatings=[{"category": "C", "probability": "LOW"}]),
+        event({"text": "ink.", "thought": True}),
+        event({"text": "An "}),
+        event({"text": "answer"}),
+        event({"text": "", "thoughtSignature": "c2ln"}),
+        event({"text": "More"}),
+        event({"functionCall": {"name": "f", "args": args}}, {"functionCall": {"name": "f", "args": args}}),
+        {**event(finishReason="STOP", safetyRatings=[{"category": "C", "probability": "HIGH"}]), "usageMetadata": {"promptTokenCount": 1}},
+    ]
+    body, complete = read_events("gemini", events)
+    assert complete
+    assert body is not None
+    (candidate,) = body["candidates"]
+    assert candidate["content"]["parts"] == [
+        {"text": "I think.", "thought": True},
+        {"text": "An answer", "thoughtSignature": "c2ln"},
+        {"text": "More"},
+        {"functionCall": {"name": "f", "args": args}},
+        {"functionCall": {"name": "f", "args": args}},
+    ]
+    assert candidate["safetyRatings"] == [{"category": "C", "probability": "HIGH"}]
+    assert (body["modelVersion"], body["usageMetadata"]) == ("m", {"promptTokenCount": 1})
+
+
+def test_a_stream_without_a_reason_for_its_end_is_not_complete_and_a_blocked_prompt_is() -> None:
+    assert not read_events("gemini", [event({"text": "a"})])[1]
+    assert read_events("gemini", [{"promptFeedback": {"blockReason": "SAFETY"}}]) == ({"promptFeedback": {"blockReason": "SAFETY"}}, True)
+    assert read_events("gemini", [{"error": {"code": 500}}]) == (None, False)
+
+
+def test_all_candidates_of_a_stream_are_kept() -> None:
+    events = [{"candidates": [{"index": at, "content": {"parts": [{"text": f"{at}"}]}, "finishReason": "STOP"}]} for at in (1, 0)]
+    body, complete = read_events("gemini", events)
+    assert body is not None
+    assert (complete, [c["content"]["parts"][0]["text"] for c in body["candidates"]]) == (True, ["0", "1"])
+
+
+# -- elsewhere
+
+
+@pytest.mark.parametrize(
+    ("path", "google"),
+    [
+        (f"{MODEL}:generateContent", True),
+        (f"{VERTEX}:countTokens", True),
+        ("/v1beta/files", True),
+        ("/upload/v1beta/files", True),
+        ("/v1/models", False),
+        ("/v1/chat/completions", False),
+        ("/v1/batches/b-1:cancel", False),
+    ],
+)
+def test_googles_paths_are_known(path: str, google: bool) -> None:
+    assert is_google(path) is google
+
+
+def test_calls_that_nothing_records_are_counted() -> None:
+    assert is_lm_request("POST", f"{MODEL}:streamGenerateContent?alt=sse", {"contents": []})
+    assert is_lm_request("POST", "/v1beta/interactions", {"model": "gemini-2.5-flash", "input": "hi"})
+    assert not is_lm_request("POST", f"{MODEL}:countTokens", {"contents": []})
+
+
+# -- exports
+
+
+ASKED = "Write to ann.smith@acme-mail.de: how much is 6*7?"
+NATIVE = {"model": "nobody/unknown", "tools": "native"}  # messages as they are
+LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """Two runs of a task: both call a function after a thought, one of them answers."""
+    call = {"role": "model", "parts": [{"text": "Hm.", "thought": True}, {"functionCall": {"name": "calculator", "args": {"expression": "6*7"}}}]}
+    result = {"role": "user", "parts": [{"functionResponse": {"name": "calculator", "response": {"result": "42"}}}]}
+    with Store(tmp_path / ".assay" / "assay.db") as opened:
+        know_splits(opened, {"train": [(content_hash({"question": ASKED}), "")]})
+        for text, score in (("It is 42.", 1.0), ("I do not know.", 0.0)):
+            told: dict[str, Any] = {"task_id": "t", "group_id": "t", "task_type": "sum", "status": "done", "split": "train", "score": score}
+            rollout = Rollout(run_id="r", model="m", inputs={"question": ASKED}, prediction={"answer": text}, **told)
+            opened.put_rollout(rollout)
+            for t, (contents, answer) in enumerate((([said(ASKED)], call), ([said(ASKED), call, result], said(text, "model")))):
+                body = {"candidates": [{"content": answer, "finishReason": "STOP"}], "usageMetadata": {"promptTokenCount": 5}}
+                request = {"dialect": "gemini", "model": "g", "stream": False, "body": {"contents": contents, "tools": [CALCULATOR]}}
+                read = answer_of("gemini", body)
+                transition = Transition(t=t, model="m", request=request, response={"body": body}, output=read.output, tools=read.tool_calls())
+                opened.put_transition(rollout.id, transition)
+        opened.flush()
+        yield opened
+
+
+def exported(store: Store, kind: str, out: str = "out", **options: Any) -> list[dict[str, Any]]:
+    folder = assay.export(kind, out, store=store.url, gates=LOOSE, **{"privacy": "off", **options}).path
+    return [json.loads(line) for line in (folder / "data.jsonl").read_text().splitlines()]
+
+
+def test_supervised_rows_have_the_conversation_its_calls_and_its_tools(store: Store) -> None:
+    rows = sorted(exported(store, "sft", **NATIVE), key=lambda row: row["t"])
+    assert [[m["role"] for m in row["prompt"]] for row in rows] == [["user"], ["user", "assistant", "tool"]]
+    (call,) = rows[0]["completion"][0]["tool_calls"]
+    assert call["function"] == {"name": "calculator", "arguments": {"expression": "6*7"}}
+    assert rows[1]["prompt"][2] == {"role": "tool", "tool_call_id": call["id"], "content": "42"}
+    assert rows[1]["completion"] == [{"role": "assistant", "content": "It is 42."}]
+    assert json.loads(rows[0]["tools"])[0]["function"]["parameters"]["properties"] == {"expression": {"type": "string"}}
+
+
+def test_a_run_is_one_row_as_a_whole_conversation(store: Store) -> None:
+    (row,) = exported(store, "sft", **NATIVE, whole=True)
+    assert [m["role"] for m in row["messages"]] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_preferences_and_prompts_are_made_of_the_same_conversation(store: Store) -> None:
+    (pair,) = exported(store, "preferences", **NATIVE)
+    assert (pair["chosen"][0]["content"], pair["rejected"][0]["content"]) == ("It is 42.", "I do not know.")
+    (prompt,) = exported(store, "grpo", out="prompts", **NATIVE, rubric="math_qa")
+    assert ([m["role"] for m in prompt["prompt"]], "calculator" in prompt["tools"]) == (["user", "assistant", "tool"], True)
+
+
+def test_transitions_hide_personal_data_and_have_the_reasoning(store: Store) -> None:
+    rows = exported(store, "transitions", privacy="patterns")
+    assert [row["reasoning"] for row in sorted(rows, key=lambda row: row["t"])] == ["Hm.", "Hm.", "", ""]
+    assert "ann.smith" not in json.dumps(rows)
+    assert all(row["input"]["dialect"] == "gemini" for row in rows)
+
+
+def test_traces_show_prints_the_calls_of_a_run(store: Store) -> None:
+    (found,) = [rollout for rollout in store.rollouts() if rollout.score == 1.0]
+    shown = CliRunner().invoke(group, ["traces", "show", found.id, "--store", store.url])
+    assert shown.exit_code == 0, shown.output
+    assert 'assistant:  [calls calculator({"expression": "6*7"})]' in shown.output
+    assert "reasoning: Hm." in shown.output
+    assert "-> It is 42." in shown.output
