@@ -314,7 +314,7 @@ def _retried(client: Client, at: Bench, row: Row, question: str, number: int) ->
 
 def _recorded(client: Client, mode: str, rollout: Rollout) -> list[str]:
     """How what was stored differs from what the scripted model said and the tools gave."""
-    streamed = sum(bool(t.request["body"].get("stream")) or "stream" in t.request.get("path", "") for t in rollout.transitions)
+    streamed = sum(bool(t.request["body"].get("stream") or t.request.get("stream")) for t in rollout.transitions)
     wanted = client.streams.get(mode, len(client.outputs) if "stream" in mode else 0)
     pairs = {
         "outputs": ([t.output for t in rollout.transitions], list(client.outputs)),

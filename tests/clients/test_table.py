@@ -11,6 +11,12 @@ pytestmark = pytest.mark.slow
 
 CLIENTS = [
     Client(
+        name="google genai",
+        environment="google",
+        script="google_genai_agent.py",
+        modes=("manual", "manual_stream", "automatic", "automatic_stream", "asynchronous", "asynchronous_stream"),
+    ),
+    Client(
         name="openai",
         environment="newest",
         script="openai_agent.py",
