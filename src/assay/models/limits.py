@@ -72,8 +72,10 @@ class _Job:
         self.result: Any = None
         self.error: BaseException | None = None
         self.asking, self.asked = 0, False  # models now; any at all
-        self.done, self.lock = threading.Event(), threading.Lock()
-        self.abandoned = False
+        self.running = threading.Lock()  # held until it has finished: waiting for a lock costs half of waiting for an event
+        self.running.acquire()
+        self.lock = threading.Lock()
+        self.done = self.abandoned = False
 
     def run(self) -> None:
         _job.set(self)
@@ -85,13 +87,14 @@ class _Job:
     def finish(self) -> bool:
         """Whether somebody still waits."""
         with self.lock:
-            self.done.set()
+            self.done = True
+            self.running.release()
             return not self.abandoned
 
     def abandon(self, thread: threading.Thread) -> bool:
         """Stops waiting. False where it has just finished."""
         with self.lock:
-            if self.done.is_set():
+            if self.done:
                 return False
             self.abandoned = True
         if thread.ident is not None:
@@ -219,7 +222,7 @@ def _apart(call: Callable[[], T], seconds: float, late: Callable[[_Job], OverTim
     worker.jobs.put((contextvars.copy_context(), job))
     over = None
     try:
-        while over is None and not job.done.wait(seconds):
+        while over is None and not job.running.acquire(timeout=min(seconds, threading.TIMEOUT_MAX)):
             over = late(job)
     except BaseException:  # the user stops the run: nobody waits for the call
         job.abandon(worker.thread)
