@@ -158,7 +158,8 @@ def fields(
         found: takes what was removed from fields, so that it can be removed where a server says it back.
         texts: whether it is a model's or agent's text: then only what is known, and fields that can be nothing but credentials.
     """
-    return _Fields([*_forms(also), *(all_known() if known_too else ())], found, _ERRORS).of(value, "texts" if texts else "plain")
+    secrets = [*_forms(also), *(all_known() if known_too else ())] if also or known_too else ()
+    return _Fields(secrets, found, _ERRORS).of(value, "texts" if texts else "plain")
 
 
 def results(value: Any) -> Any:
@@ -176,7 +177,7 @@ class _Fields:
 
     def of(self, value: Any, mode: Mode) -> Any:
         if isinstance(value, str):
-            return self._text(value, mode)
+            return value if mode == "texts" and not self.secrets else self._text(value, mode)
         if isinstance(value, dict):
             return self._mapping(value, mode)
         if isinstance(value, list | tuple):
@@ -192,7 +193,7 @@ class _Fields:
 
     def _list(self, value: Sequence[Any], mode: Mode) -> Any:
         new = [item if isinstance(item, int | float) else self.of(item, mode) for item in value]
-        if mode == "plain":  # ["--api-key", "…"]
+        if mode == "plain" and len(new) > 1:  # ["--api-key", "…"]
             for at, (flag, item) in enumerate(pairwise(value), 1):
                 if isinstance(flag, str) and isinstance(item, str) and _FLAG.fullmatch(flag):
                     new[at] = self._masked(item)

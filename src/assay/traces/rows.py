@@ -52,7 +52,8 @@ def _written(name: str, value: Any, secrets: Sequence[str]) -> str:
     """A field as the JSON text of its column, without secrets: of requests, answers and metadata also those that only their names tell."""
     parts = [vars(part) for part in value] if name in _RECORDS else value
     bare = fields(parts, texts=name in _RECORDS, known_too=False) if name in _WITH_FIELDS else parts
-    return without(as_json(bare), secrets)
+    text = as_json(bare)
+    return without(text, secrets) if secrets else text
 
 
 def rollout_row(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,7 +81,8 @@ def _row(values: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any
             else:  # an empty mapping or sequence, as most are
                 row[column] = "{}" if isinstance(value, dict) else "[]"
         elif isinstance(value, str):
-            row[name] = clean(message(value) if name == "error" else without(value, secrets))
+            text = message(value) if name == "error" else without(value, secrets) if secrets else value
+            row[name] = text if text.isascii() and "\0" not in text else clean(text)
         else:
             row[name] = None if isinstance(value, float) and not math.isfinite(value) else value
     return row

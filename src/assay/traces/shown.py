@@ -35,7 +35,13 @@ class _Part:
         return len(self.holders) <= _SHARED and all(sum(map(len, texts)) >= _SHORT for texts in self.renderings)
 
     def stands_in(self, text: str) -> bool:
-        return any(all(_stands_in(one, text) for one in texts) for texts in self.renderings)
+        for texts in self.renderings:  # no generators: it is asked of every call's prompt
+            for one in texts:
+                if not _stands_in(one, text):
+                    break
+            else:
+                return True
+        return False
 
 
 @dataclass(frozen=True)
