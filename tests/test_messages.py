@@ -70,7 +70,8 @@ def test_the_library_names_the_argument_and_the_command_its_flag(place: Path) ->
     command = ["evaluate", "triage.py", "--rubric", "r.yaml", "--data", "data.jsonl"]
     ended = subprocess.run([sys.executable, "-m", "assay", *command], capture_output=True, text=True, check=False)
     assert ended.returncode == 2
-    assert "[--rename COLUMN=NAME]" in ended.stderr
+    assert "Rename columns: --rename COLUMN=NAME" in ended.stderr
+    assert "rename=" not in ended.stderr
 
 
 def test_an_artifact_that_is_not_there_is_said(place: Path) -> None:

@@ -227,7 +227,7 @@ def test_judge_score_and_drift_end_before_their_items_where_nothing_answers(plac
     said = " ".join(done.stderr.split())
     assert done.returncode == 1, said
     assert "openai/gone did not answer the judge 'Is it kind?': LMTransportError" in said
-    assert "--no-preflight]" in said
+    assert "(--model, --api-key-env, --api-base); --no-preflight skips this check" in said
     with Store(place / "s.db") as store:
         assert {rollout.phase for rollout in store.rollouts()} == {"preflight"}
 

@@ -47,7 +47,7 @@ def check_order(
         raise ConfigError(f"retain and watch would have no effect: they guard grpo, and the order is {', '.join(order)}")
     made_of(SFTConfig, sft or {}, "sft")
     if made_of(PolicyConfig, grpo or {}, "grpo").evaluate_every == 0 and retain:
-        raise ConfigError("what is to be retained is looked at every evaluate_every steps, and 0 is never: give --grpo a number of steps")
+        raise ConfigError("what is to be retained is looked at every evaluate_every steps, and 0 is never: give grpo={'evaluate_every': STEPS}")
     own = own_model(program, model)
     for step, trained in _trained(order, own, {"sft": sft or {}, "grpo": grpo or {}}):
         _check_trainable(step, trained)
@@ -64,7 +64,7 @@ def check_name(name: str, order: Sequence[str], folder: Path) -> None:
         ConfigError: there is an unfinished improvement, or an adapter, of this name.
     """
     if (folder / STATE).is_file():
-        raise ConfigError(f"there is an unfinished improvement {name!r} in {folder}: add --resume, or take another name")
+        raise ConfigError(f"there is an unfinished improvement {name!r} in {folder}: add resume=True, or take another name")
     for adapter in adapter_names(name, order):
         check_free(adapter)
 
@@ -103,5 +103,6 @@ def _check_trainable(step: str, model: str) -> None:
         return
     raise ConfigError(
         f"{step} cannot train {model!r}: improve trains embedded models (embedded/NAME), which it can serve. Improve the prompts alone "
-        f"(order=['prompts'], --order prompts), or name the model to train ({step}={{'model': 'embedded/NAME'}}, --{step} model=embedded/NAME)"
+        f"(order=['prompts']), or name the model to train ({step}={{'model': 'embedded/NAME'}})",
+        flag=f"--order prompts, --{step} model=embedded/NAME",
     )

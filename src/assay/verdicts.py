@@ -118,7 +118,7 @@ def audit_judge(
     if not 0 <= pass_at <= 1:
         raise ConfigError(f"pass_at={pass_at!r} must be between 0 and 1")
     if cases and labels:
-        raise ConfigError("an audit takes its cases from --cases or from --labels, not from both")
+        raise ConfigError("an audit takes its cases from cases=… or from labels=…, not from both")
     built, shown = _judge(judge, options.get("scale"), lists=True), progress or Progress()
     bases = load_bases(iter_rows(cases)) if cases else bases_of(rated_items(labels, built, {}, store), built.spec) if labels else BASES
     own = load_attacks(iter_rows(attack)) if attack else []

@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from assay.cli.shared import Console, keep, print_json, require_coverage, run_config, run_options, say_openings
+from assay.cli.wording import in_flags
 
 __all__ = ["command"]
 
@@ -52,5 +53,5 @@ def _show(data: dict[str, Any]) -> None:
     what = "no significant difference" if gain["mean"] is None or gain["low"] <= 0 <= gain["high"] else "a gain" if gain["low"] > 0 else "a loss"
     rich.print(f"gain of b: {with_interval(gain)}: {what}")
     for note in data["notes"]:
-        rich.print(f"note: {note}")
+        rich.print(f"note: {in_flags(note)}")
     say_openings(rich, data["test_openings"])

@@ -22,6 +22,7 @@ from assay.cli.shared import (
     warn_of_failures,
     warn_of_gaps,
 )
+from assay.cli.wording import in_flags
 from assay.compilereport import dollars
 
 __all__ = ["command"]
@@ -112,7 +113,7 @@ def _show(data: dict[str, Any]) -> None:
     )  # fmt: skip
     warn_of_gaps(rich, data)
     for note in [*data["notes"], *([f"stopped early: {data['stopped']}; raise the cap and add --resume"] if data["stopped"] else [])]:
-        rich.print(f"note: {note}", markup=False)
+        rich.print(f"note: {in_flags(note)}", markup=False)
     rich.print(f"artifact: {data['artifact']}", markup=False, soft_wrap=True)
 
 

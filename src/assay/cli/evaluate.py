@@ -17,6 +17,7 @@ from assay.cli.shared import (
     warn_of_failures,
     warn_of_gaps,
 )
+from assay.cli.wording import in_flags
 from assay.compilereport import dollars
 
 __all__ = ["command"]
@@ -86,6 +87,6 @@ def _show(program: str, split: str, data: dict[str, Any]) -> None:
     warn_of_failures(rich, result)
     warn_of_gaps(rich, data)
     for note in data["notes"]:
-        rich.print(f"note: {note}", markup=False)
+        rich.print(f"note: {in_flags(note)}", markup=False)
     if data["stopped"]:
         rich.print(f"note: stopped early: {data['stopped']}; raise the cap and add --resume", markup=False)

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from assay.cli.shared import Console, json_option, keep, print_json, trust_option, with_options
+from assay.cli.wording import in_flags
 
 __all__ = ["command"]
 
@@ -233,5 +234,5 @@ def _show(kind: str, data: dict[str, Any]) -> None:
     table.add_row("personal data", f"{privacy['engine']}: {found}")
     rich.print(table)
     for note in [*([privacy["note"]] if privacy.get("note") else []), *data["notes"]]:
-        rich.print(f"note: {note}")
+        rich.print(f"note: {in_flags(note)}")
     rich.print(str(data["path"]), soft_wrap=True)

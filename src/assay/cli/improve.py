@@ -18,6 +18,7 @@ from assay.cli.shared import (
     say_openings,
     token_margin_option,
 )
+from assay.cli.wording import in_flags
 
 __all__ = ["command"]
 
@@ -90,9 +91,9 @@ def _show(report: dict[str, Any]) -> None:
     rich.print(table)
     for told in report["steps"]:
         if told.get("note"):
-            rich.print(f"note: {told['step']}: {told['note']}", markup=False)
+            rich.print(f"note: {told['step']}: {in_flags(told['note'])}", markup=False)
     for note in [*report["notes"], *([f"stopped early: {report['stopped']}; raise the cap and add --resume"] if report["stopped"] else [])]:
-        rich.print(f"note: {note}", markup=False)
+        rich.print(f"note: {in_flags(note)}", markup=False)
     if report["test"]:
         table = Table("", "start", "end", "gain, paired 95 %", title=f"sealed tasks, {report['test']['before']['n']}")
         for row in in_numbers({"test": report["test"]}):

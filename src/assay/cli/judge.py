@@ -20,6 +20,7 @@ from assay.cli.shared import (
     task_timeout_option,
     trust_option,
 )
+from assay.cli.wording import in_flags
 from assay.compilereport import dollars
 
 __all__ = ["command"]
@@ -128,7 +129,7 @@ def _show(data: dict[str, Any]) -> None:
         f"winner: {data['winner']}; {data['calls']:,} LM calls ({data['cached']:,} more from the cache), {dollars(data['cost_usd'])}", markup=False
     )
     for note in [*data["notes"], *([f"stopped early: {data['stopped']}; raise the cap and add --resume"] if data["stopped"] else [])]:
-        rich.print(f"note: {note}", markup=False)
+        rich.print(f"note: {in_flags(note)}", markup=False)
     for key in ("picture", "artifact"):
         if data[key]:
             rich.print(f"{key}: {data[key]}", markup=False, soft_wrap=True)

@@ -81,10 +81,14 @@ def main() -> None:
         error.show()
         code = error.exit_code
     except AssayError as error:
-        print(f"assay: {error}" + (f" [{error.flag}]" if error.flag else ""), file=sys.stderr)
+        from assay.cli.wording import message_of
+
+        print(f"assay: {message_of(error, _command_of(sys.argv[1:]))}", file=sys.stderr)
         code = 2 if isinstance(error, wrong_usage) else 1
     except (StopRun, KeyboardInterrupt, click.Abort) as error:
-        why = str(error) if isinstance(error, StopRun) else "by the user"
+        from assay.cli.wording import in_flags
+
+        why = in_flags(str(error), _command_of(sys.argv[1:])) if isinstance(error, StopRun) else "by the user"
         print(f"assay: stopped: {why}. {_how_to_continue(sys.argv[1:])}", file=sys.stderr)
         code = 1 if isinstance(error, BudgetExceeded) else 130
     except BrokenPipeError:
@@ -97,12 +101,18 @@ def main() -> None:
     _leave(code)
 
 
-def _how_to_continue(arguments: list[str]) -> str:
-    """What a command that was stopped leaves, and which of its options continues it."""
+def _command_of(arguments: list[str]) -> Any:
+    """The command that the arguments call."""
     command: Any = group
     for argument in arguments:
         if isinstance(command, click.Group):
             command = command.get_command(None, argument) or command  # type: ignore[arg-type]
+    return command
+
+
+def _how_to_continue(arguments: list[str]) -> str:
+    """What a command that was stopped leaves, and which of its options continues it."""
+    command = _command_of(arguments)
     options = {option for parameter in command.params for option in parameter.opts}
     if "--resume" in options:
         return "What was found so far is kept; --resume continues from here."

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from assay.cli.wording import in_flags
 from assay.scrubbing import known, message, results, unscrubbed
 
 __all__ = [
@@ -300,10 +301,11 @@ class Console:
     def __init__(self) -> None:
         from rich.console import Console as Rich
 
-        self.rich = Rich(stderr=True, highlight=False)
+        context = click.get_current_context(silent=True)
+        self.rich, self._command = Rich(stderr=True, highlight=False), context.command if context else None
 
     def say(self, text: str) -> None:
-        self.rich.print(message(text), markup=False, soft_wrap=True)
+        self.rich.print(in_flags(message(text), self._command), markup=False, soft_wrap=True)
 
     @contextmanager
     def bar(self, name: str, total: int | None) -> Iterator[Callable[[int], None]]:

@@ -23,6 +23,7 @@ from assay.cli.shared import (
     trust_option,
     with_options,
 )
+from assay.cli.wording import in_flags
 
 __all__ = ["command"]
 
@@ -138,7 +139,7 @@ def _show(data: dict[str, Any]) -> None:
     if data["agreement"] is not None:
         rich.print(f"served beside torch: {100 * data['agreement']:.0f} % of greedy texts are the same")
     for note in [*data["notes"], *([data["stopped"]] if data["stopped"] else [])]:
-        rich.print(f"note: {note}", markup=False)
+        rich.print(f"note: {in_flags(note)}", markup=False)
     _show_validation(rich, data)
     if data["name"]:
         rich.print(f"{data['path']}\nIn any command: --model {data['name']}", markup=False, soft_wrap=True)
@@ -327,7 +328,7 @@ def _show_policy(data: Mapping[str, Any]) -> None:
     for why, count in data["left_out"].items():
         rich.print(f"{count} left out: {why}", markup=False)
     for note in dict.fromkeys([*data["notes"], *data["alarms"], *([data["stopped"]] if data["stopped"] else [])]):
-        rich.print(f"note: {note}", markup=False)
+        rich.print(f"note: {in_flags(note)}", markup=False)
     if data.get("report"):
         rich.print(f"report: {data['report']}", markup=False, soft_wrap=True)
     if data["name"]:

@@ -18,6 +18,7 @@ from assay.cli.shared import (
     say_openings,
     warn_of_failures,
 )
+from assay.cli.wording import in_flags
 from assay.compilereport import dollars
 
 __all__ = ["command"]
@@ -129,7 +130,7 @@ def _impact(program: str, as_json: bool, **options: Any) -> None:
         last = effect.parameter
     rich.print(table)
     for note in data["notes"]:
-        rich.print(f"note: {note}", markup=False)
+        rich.print(f"note: {in_flags(note)}", markup=False)
     rich.print(f"{data['calls']:,} LM calls ({data['cached']:,} more from the cache), {dollars(data['cost_usd'])}", markup=False)
     rich.print(f"written: {data['page'] or data['folder']}", markup=False, soft_wrap=True)
 
@@ -191,7 +192,7 @@ def _show(data: dict[str, Any]) -> None:
         f"{dollars(data['cost_usd'])}", markup=False,
     )  # fmt: skip
     for note in [*data["notes"], *([f"stopped early: {data['stopped']}; raise the cap and add --resume"] if data["stopped"] else [])]:
-        rich.print(f"note: {note}", markup=False)
+        rich.print(f"note: {in_flags(note)}", markup=False)
     if data["importance"]:
         rich.print(f"importance: {_importance(data['importance'])}", markup=False)
     rich.print(f"artifact: {data['artifact']}", markup=False, soft_wrap=True)

@@ -118,8 +118,9 @@ def _check_caps(job: Job, config: TuneConfig, pair: Usage) -> None:
     needed = pair.calls * val * config.samples  # of two trials
     if config.method != "optuna" or left >= needed or job.session.recorder.resumed:
         return
+    caps = ", ".join(f"{name}={cap}" for name in ("max_calls", "max_search_calls") if (cap := getattr(config, name)) is not None)
     raise ConfigError(
-        f"max_calls={config.max_calls}, max_search_calls={config.max_search_calls}: they leave {left:.0f} calls for the search, and two trials of "
+        f"{caps}: this leaves {left:.0f} calls for the search, and two trials of "
         f"{val} val tasks take about {needed}. Raise max_calls to {2 * needed} or more, or set sizes={{'val': N}} to fewer tasks"
     )
 

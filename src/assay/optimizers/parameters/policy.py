@@ -180,7 +180,7 @@ class _Walk:
         if not tasks:
             raise ConfigError("a policy needs tasks to learn from")
         if per_episode is not None and per_episode < 1:
-            raise ConfigError(f"tasks_per_episode={per_episode!r} must be at least 1, or None for all")
+            raise ConfigError(f"tasks_per_episode={per_episode!r} must be at least 1; leave it out for all tasks")
         self.arena, self.tasks, self.space, self.policy, self.budget, self.per_episode = arena, list(tasks), space, policy, budget, per_episode
         self.reach, self.learns, self.history = reach, learns, history
         self.names = space.searched(start.program)

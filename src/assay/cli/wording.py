@@ -1,0 +1,108 @@
+"""Messages of the library in the words of the command line.
+
+The library names Python arguments (`max_calls=250`, `rename={'COLUMN': 'NAME'}`). Here each becomes the flag of the command that runs. Only what
+is printed is changed: nothing is decided by a message.
+"""
+
+import ast
+import re
+from typing import Any
+
+import click
+
+__all__ = ["in_flags", "message_of"]
+
+_VALUE = r"\{[^{}]*\}|\[[^\[\]]*\]|'[^']*'|\"[^\"]*\"|…|-?\d[\w.+-]*\w|-?\d|[A-Z]\w*"
+_ASSIGNED = re.compile(rf"(?<![\w.-])(?P<name>[a-z]\w*)=(?P<value>{_VALUE})")
+_BARE = re.compile(r"(?<![\w.'\"/-])[a-z]+(?:_[a-z]+)+\b(?![\w='\"./:(])")
+_LISTED = re.compile(r"\((?P<names>[a-z_]+(?:, (?:or )?[a-z_]+)+)\)")
+_PAIR = re.compile(r"'(\w+)': (?:'([^']*)'|([^,}]+))")
+_PYTHON_ONLY = re.compile(r"\blm=…,? or ")
+_ALIASES = {"parameters": "settings", "objectives": "objective"}  # Python argument -> name of the flag's value
+_OPPOSITES = {"cache": "no_cache", "preflight": "no_preflight", "demos": "without_demos"}
+
+
+def in_flags(text: str, command: click.Command | None = None) -> str:
+    """A message with the flags of a command, by default the running one, in place of Python arguments. A traceback stays as it is."""
+    if command is None:
+        context = click.get_current_context(silent=True)
+        command = context.command if context else None
+    options = {} if command is None else {str(option.name): option for option in command.params if isinstance(option, click.Option)}
+    if not options:
+        return text
+    return "\n".join(line if line.startswith((" ", "\t")) else _line(line, options) for line in text.split("\n"))
+
+
+def message_of(error: Any, command: click.Command | None) -> str:
+    """An error as the command line prints it: its message, and those of its flags that the message does not name."""
+    text = in_flags(str(error), command)
+    missing = [part for part in error.flag.split(", ") if part and not _names(text, part)]
+    return f"{text} [{', '.join(missing)}]" if missing else text
+
+
+def _names(text: str, part: str) -> bool:
+    """Whether a message names a flag."""
+    return part.startswith("--") and re.search(rf"{re.escape(part.split()[0])}(?![\w-])", text) is not None
+
+
+def _line(line: str, options: dict[str, click.Option]) -> str:
+    line = _PYTHON_ONLY.sub("", line)
+
+    def assigned(found: re.Match[str]) -> str:
+        return found[0] if _in_call(line, found.start()) else _flag(found["name"], found["value"], options) or found[0]
+
+    def bare(found: re.Match[str]) -> str:
+        name = _ALIASES.get(found[0], found[0])
+        return max(options[name].opts, key=len) if name in options else found[0]
+
+    def listed(found: re.Match[str]) -> str:
+        names = re.split(r", (?:or )?", found["names"])
+        return f"({', '.join(max(options[name].opts, key=len) for name in names)})" if all(name in options for name in names) else found[0]
+
+    return _BARE.sub(bare, _LISTED.sub(listed, _ASSIGNED.sub(assigned, line)))
+
+
+def _in_call(line: str, at: int) -> bool:
+    """Whether a place is among the arguments of a call in Python: `assay.load(path, program=…)`."""
+    before = line[:at]
+    return re.search(r"\w\([^()]*$", before) is not None
+
+
+def _flag(name: str, value: str, options: dict[str, click.Option]) -> str | None:
+    """`name=value` as a flag; None where the command has none."""
+    if name in _OPPOSITES and value in ("True", "False") and _OPPOSITES[name] in options:
+        flag = max(options[_OPPOSITES[name]].opts, key=len)
+        return flag if value == "False" else f"no {flag}"
+    if name == "sizes" and value.startswith("{"):
+        return _sizes(value, options)
+    option = options.get(_ALIASES.get(name, name))
+    if option is None:
+        return None
+    flag = max(option.opts, key=len)
+    if value == "True":
+        return flag
+    if value in ("False", "None"):
+        return max(option.secondary_opts, key=len) if option.secondary_opts else f"no {flag}"
+    if value == "…":
+        return flag
+    if value.startswith("{"):
+        return " ".join(f"{flag} {key}={said}" for key, said in _pairs(value)) or flag
+    return f"{flag} {_plain(value)}"
+
+
+def _sizes(value: str, options: dict[str, click.Option]) -> str | None:
+    said = [(f"--{split}-size" if f"{split}_size" in options else "--size", size) for split, size in _pairs(value)]
+    return " ".join(f"{flag} {size}" for flag, size in said) if said and {"size", "val_size", "test_size"} & options.keys() else None
+
+
+def _pairs(value: str) -> list[tuple[str, str]]:
+    return [(key, text or other) for key, text, other in _PAIR.findall(value)]
+
+
+def _plain(value: str) -> str:
+    """A value as one types it."""
+    try:
+        found = ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return value
+    return ",".join(map(str, found)) if isinstance(found, list | tuple) else str(found)

@@ -1,0 +1,96 @@
+"""What the command line prints names flags, not Python arguments."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from assay.cli.main import _command_of, group
+from assay.cli.wording import in_flags, message_of
+from assay.errors import AssayError, StopRun
+from assay.traces import Store
+
+PYTHON = re.compile(r"\b[a-z_]+=(True|False|None\b|\{|\[|'|…)")
+EVALUATE = ["evaluate", "p.py:answer", "--rubric", "r.yaml", "--data"]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    rows = [{"mail": f"Page {n} crashes", "intent": "bug"} for n in range(40)]
+    Path("mails.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("texts.jsonl").write_text("".join(json.dumps({"text": row["mail"], "intent": row["intent"]}) + "\n" for row in rows))
+    Path("labels.jsonl").write_text("".join(json.dumps({"answer": row["mail"], "label": "yes"}) + "\n" for row in rows))
+    Store(Path(".assay/assay.db")).close()
+    Path("p.py").write_text("def answer(text):\n    return {'intent': 'bug'}\n\n\ndef fails(text):\n    raise ValueError('no')\n")
+    Path("r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
+    Path("missing.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact, with: {field: gone}}\n")
+    return tmp_path
+
+
+def printed(arguments: list[str]) -> str:
+    """What a command prints, its error included, as `main` prints it."""
+    done = CliRunner().invoke(group, arguments)
+    error = done.exception
+    if isinstance(error, AssayError):
+        return f"{done.output}{message_of(error, _command_of(arguments))}"
+    assert error is None or isinstance(error, SystemExit | StopRun), error
+    return f"{done.output}{in_flags(str(error or ''), _command_of(arguments))}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flag"),
+    [
+        ([*EVALUATE, "mails.jsonl"], "--rename COLUMN=NAME"),
+        (["judge", "score", "Is it kind?", "--data", "labels.jsonl"], "--rename answer=output"),
+        (["evaluate", "p.py:fails", "--rubric", "r.yaml", "--data", "texts.jsonl"], "--no-preflight skips this check"),
+        (["evaluate", "p.py:answer", "--rubric", "missing.yaml", "--data", "texts.jsonl"], ""),
+        ([*EVALUATE, "texts.jsonl", "--threads", "0"], "--threads 0 must be at least 1"),
+        ([*EVALUATE, "texts.jsonl", "--max-cost-usd", "1", "--model", "openai/none", "--api-base", "http://127.0.0.1:9/v1"], ""),
+        (["tune", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=80", "--trials", "9", "--max-calls", "20"], "--val-size N"),
+        (["tune", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=80", "--method", "policy", "--workers", "2"], "--workers 2"),
+        (["tune", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=80", "--episodes", "3"], "--method policy"),
+        (["compile", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=80", "--token-margin", "0", "--difference", "2"], "--difference 2"),
+        (["judge", "audit", "Is it kind?", "--cases", "a", "--labels", "b"], "from --cases or from --labels"),
+        (["improve", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=80", "--name", "x", "--model", "openai/m"], "--order prompts"),
+        (["export", "transitions", "--out", "e", "--by-outcome", "--advantage", "batch"], "--by-outcome"),
+        (["export", "transitions", "--out", "e", "--balance", "over", "--returns", "uniform", "--discount", "0.5"], "--discount 0.5"),
+    ],
+)
+def test_bad_inputs_are_answered_in_flags(place: Path, arguments: list[str], flag: str) -> None:
+    said = printed(arguments)
+    assert not PYTHON.search(said), said
+    assert "--" in said
+    assert flag in " ".join(said.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("preflight=False skips this check", "--no-preflight skips this check"),
+        ("trust=True then loads it", "--trust then loads it"),
+        ("split='test' compares on others", "--split test compares on others"),
+        ("Rename columns: rename={'COLUMN': 'NAME'}", "Rename columns: --rename COLUMN=NAME"),
+        ("or set sizes={'val': N} to fewer", "or set --size N to fewer"),
+        ("give a model (lm=…, or model=NAME)", "give a model (--model NAME)"),
+        ("Raise max_calls to 600 or more", "Raise --max-calls to 600 or more"),
+        ("parameters={'max_steps': 5} is ignored", "--set max_steps=5 is ignored"),
+        ("assay.load(path, program=…, split='test')", "assay.load(path, program=…, split='test')"),
+        ("  File \"x.py\", line 3\n    run(split='test')", "  File \"x.py\", line 3\n    run(split='test')"),
+        ("x=3 and /runs/max_calls.json and 'max_calls'", "x=3 and /runs/max_calls.json and 'max_calls'"),
+    ],
+)
+def test_python_arguments_become_the_flags_of_the_command(text: str, expected: str) -> None:
+    command: Any = _command_of(["evaluate"])
+    assert in_flags(text, command) == expected
+
+
+def test_a_flag_that_the_message_names_is_not_added_again() -> None:
+    command: Any = _command_of(["evaluate"])
+    assert message_of(AssayError("preflight=False skips this", flag="--model, --no-preflight"), command) == "--no-preflight skips this [--model]"
+    assert message_of(AssayError("trust=True loads it", flag="--trust, or: assay trust add x"), command) == "--trust loads it [or: assay trust add x]"
+    assert in_flags("no command: seed=True", click.Command("x")) == "no command: seed=True"
