@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from aiohttp import web
 
@@ -84,6 +85,10 @@ def scripted(tmp_path: Path) -> Iterator[Callable[[Answers], Place]]:
 
 def user(text: str) -> Message:
     return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> Message:
+    return {"role": "assistant", "content": text}
 
 
 def parts(role: str, text: str) -> Message:
@@ -167,6 +172,35 @@ def test_what_goes_on_after_a_failed_call_with_less_stays_in_the_rollout(place: 
     assert post(f"{place.url}/v1/chat/completions", body)[0] == 500
     place.chat(user("one"), said, user("shorter"))
     assert place.turns == [3]
+
+
+@pytest.mark.parametrize("kept", ["what was read", "a space after it", "nothing"])
+def test_a_client_that_leaves_the_first_answer_and_goes_on_with_what_it_read_stays_in_the_rollout(place: Place, kept: str) -> None:
+    said = leave_in_the_middle(place, "Hello, and #hang")
+    assert "echo: Hello".startswith(said)
+    own = {"what was read": [assistant(said)], "a space after it": [assistant(f"{said} ")], "nothing": []}[kept]
+    place.chat(user("Hello, and #hang"), *own, user("never mind"))
+    (rollout,) = place.rollouts()
+    assert [t.failure for t in rollout.transitions] == ["cap", None]
+    assert rollout.prediction == {"answer": "echo: never mind"}
+
+
+def test_a_conversation_that_begins_like_an_answer_that_was_left_is_not_taken_for_it(place: Place) -> None:
+    leave_in_the_middle(place, "Hello, and #hang")
+    place.chat(user("Hello, and #hang"), assistant("Somebody else answered this, long ago."), user("two"))
+    assert place.turns == [1, 1]
+
+
+def leave_in_the_middle(place: Place, question: str) -> str:
+    """What a client read of a streamed answer before it closed the connection."""
+    client = openai.OpenAI(base_url=f"{place.url}/v1", api_key="x", max_retries=0)
+    said = ""
+    with client.chat.completions.create(model="m", messages=[{"role": "user", "content": question}], stream=True) as parts:
+        for part in parts:
+            said += part.choices[0].delta.content or ""
+            if len(said) > 3:
+                return said
+    raise AssertionError("the answer came to its end")
 
 
 # -- forks

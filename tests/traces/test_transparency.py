@@ -1,7 +1,9 @@
 """A gateway changes nothing between a client and its upstream: headers both ways, addresses, and what is no LM call."""
 
+import asyncio
 import http.client
 import json
+import queue
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from assay.testing.serving import get, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store
 from assay.traces.gateway import Gateway
+from assay.traces.headers import response_headers
 from assay.traces.upstreams import upstream_of
 
 KEY, OWN = "gateway-key-1", "sk-of-the-caller"
@@ -122,6 +125,79 @@ def test_keys_of_the_gateway_stay_and_the_upstreams_own_is_sent(stage: Stage) ->
     assert (azure.get("authorization"), azure.get("x-api-key"), azure["api-key"]) == (None, None, "sk-owner")
     assert KEY not in json.dumps(stage.echo.headers)
     assert OWN not in json.dumps(stage.echo.headers)
+
+
+def test_header_values_in_latin_1_are_not_cut(stage: Stage) -> None:
+    stage.ask("POST", "/v1/chat/completions", CHAT, **{"X-Name": "caf\u00e9", "X-Other": "\u20ac".encode().decode("latin-1")})
+    (got,) = stage.echo.headers
+    assert (got["x-name"], got["x-other"]) == ("caf\u00e9", "\u20ac")  # Node and http.client send Latin-1
+    assert response_headers({"X-Name": "caf\udce9"})["X-Name"] == "caf\u00e9"  # as aiohttp reads the byte E9
+
+
+class Slow:
+    """A server that sends a chat's answer in parts, each when the test lets it, and blank lines meanwhile; an empty one breaks the connection."""
+
+    def __init__(self) -> None:
+        self.parts: queue.Queue[bytes | None] = queue.Queue()
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self._answer)
+        return app
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        while (part := await self._next()) is not None:
+            if not part and request.transport is not None:
+                request.transport.abort()
+                break
+            await response.write(part)
+        return response
+
+    async def _next(self) -> bytes | None:
+        await asyncio.sleep(0.02)
+        return self.parts.get_nowait() if self.parts.qsize() else b"\n"
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[tuple[Slow, Gateway, http.client.HTTPConnection]]:
+    server = Slow()
+    with Store(tmp_path / "s.db") as store, served(server.app()) as behind:
+        gateway = Gateway(store, upstream_of(None, base=behind))
+        with served(gateway.app()) as url:
+            connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
+            connection.request("POST", "/v1/chat/completions", body=json.dumps(CHAT))
+            yield server, gateway, connection
+            connection.close()
+
+
+ANSWER = json.dumps({"choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}]}).encode()
+
+
+def test_blank_lines_that_keep_a_client_waiting_are_passed_on_as_they_come(slow: tuple[Slow, Gateway, http.client.HTTPConnection]) -> None:
+    server, gateway, connection = slow
+    answer = connection.getresponse()
+    assert (answer.status, answer.read1().strip()) == (200, b"")  # the model has not answered yet
+    for part in (ANSWER, None):
+        server.parts.put(part)
+    assert json.loads(answer.read())["choices"][0]["message"]["content"] == "hi"
+    gateway.store.flush()
+    (transition,) = gateway.store.rollout(next(gateway.store.rollouts()).id).transitions
+    assert (transition.output, transition.error) == ("hi", None)
+
+
+def test_an_answer_that_breaks_off_breaks_off_for_the_client_too(slow: tuple[Slow, Gateway, http.client.HTTPConnection]) -> None:
+    server, gateway, connection = slow
+    server.parts.put(ANSWER[:20])
+    answer = connection.getresponse()
+    server.parts.put(b"")
+    with pytest.raises(http.client.IncompleteRead) as broken:
+        answer.read()
+    assert (answer.status, broken.value.partial.strip()) == (200, ANSWER[:20])
+    gateway.store.flush()
+    (transition,) = gateway.store.rollout(next(gateway.store.rollouts()).id).transitions
+    assert (transition.output.strip(), transition.failure) == (ANSWER[:20].decode(), "model")
 
 
 # -- addresses

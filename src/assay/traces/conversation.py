@@ -103,6 +103,7 @@ class Trail:
     task: str = ""  # and what they are asked with
     insists: bool = False
     failed: bytes = b""  # messages of its last call where that failed in a way that clients try again by themselves
+    part: Message = field(default_factory=dict)  # what of that call's answer had come
     response: str = ""  # id of its last answer
     said: Message = field(default_factory=dict)  # its last answer
     calls: set[str] = field(default_factory=set)  # ids of all its tool calls
@@ -158,7 +159,7 @@ class Conversations(Generic[R]):
         """Notes what a call was answered: later requests that begin with both go on with its rollout."""
         trail = live.trail
         message = answer.message
-        trail.said, trail.failed = _held(message), b""
+        trail.said, trail.failed, trail.part = _held(message), b"", {}
         trail.asked = request.chain[-1] if request.chain else b""
         trail.at = _extended(trail.asked, message)
         trail.task, trail.insists = request.task, request.insists
@@ -176,10 +177,14 @@ class Conversations(Generic[R]):
             trail.latest = output_values(answer.output)
             trail.outputs = [*trail.outputs, *trail.latest][-_OUTPUTS:]
 
-    def failed(self, live: R, request: Asked) -> None:
-        """Notes that a call failed in a way that clients try again by themselves."""
+    def failed(self, live: R, request: Asked, part: str = "") -> None:
+        """Notes that a call failed in a way that clients try again by themselves.
+
+        Args:
+            part: text of the answer that had come: a client that left it may go on with what it has read.
+        """
         if request.chain:
-            live.trail.failed = request.chain[-1]
+            live.trail.failed, live.trail.part = request.chain[-1], _held({"role": "assistant", "content": part})
             self._note(live, "failed", live.trail.failed)
 
     def forget(self, live: R) -> None:
@@ -231,6 +236,8 @@ class Conversations(Generic[R]):
             here = [live for live in been if live.trail.at == key]
             if not been and (been := self._at("request", key)):
                 here = [live for live in been if live.trail.asked == key and _says(live.trail.said, later)]
+            if not been:
+                been = here = [live for live in self._at("failed", key) if live.trail.failed == key and _says(live.trail.part, later)]
             if been:  # None: all have gone on from there
                 return _first(here, brought) or _first([live for live in been if _ends_with(later, live.trail.said)], brought)
         owners = {live.rollout.id: live for call_id in brought for live in self._at("call", call_id)}

@@ -30,4 +30,15 @@ def response_headers(headers: Mapping[str, str]) -> CIMultiDict[str]:
 def _kept(headers: Mapping[str, str], also: frozenset[str]) -> CIMultiDict[str]:
     named = {name.strip().lower() for key, value in headers.items() if key.lower() == "connection" for name in value.split(",")}
     left = _CONNECTION | _BYTES | also | named
-    return CIMultiDict((key, value) for key, value in headers.items() if key.lower() not in left and not key.lower().startswith(_OURS))
+    return CIMultiDict((key, _readable(value)) for key, value in headers.items() if key.lower() not in left and not key.lower().startswith(_OURS))
+
+
+def _readable(value: str) -> str:
+    """A value whose bytes are no UTF-8 as Latin-1, which browsers and Node send: aiohttp would leave these bytes out. It is sent as UTF-8."""
+    if value.isascii():
+        return value
+    data = value.encode("utf-8", "surrogateescape")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data.decode("latin-1")

@@ -202,7 +202,7 @@ class LiveRollouts:
             self._conversations.answered(live, request, answer, response_id)
             self.put(live)  # its prediction: a gateway that is killed leaves it
         elif again:
-            self._conversations.failed(live, request)
+            self._conversations.failed(live, request, transition.output)
         transition.step_rewards = live.step_rewards.pop(transition.t, {})
         self.store.put_transition(live.rollout.id, transition)
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import aiohttp
 import orjson
 from aiohttp import web
 from multidict import CIMultiDict
@@ -204,13 +205,7 @@ async def pass_on(
     passed.listed = streams and not events and reply.status < 400
     passed.streamed = events or passed.listed
     if not passed.streamed:
-        chunks = []
-        async for chunk in reply.chunks:
-            passed.see(chunk)
-            chunks.append(chunk)
-        whole = web.Response(status=reply.status, body=b"".join(chunks), headers=headers)
-        passed.response = whole
-        return whole
+        return await _pass_whole(request, reply, passed, headers, keep)
     response = passed.response = web.StreamResponse(status=reply.status, headers=headers)
     await response.prepare(request)
     held = b""
@@ -231,6 +226,41 @@ async def pass_on(
         await response.write(held)
     await response.write_eof()
     return response
+
+
+async def _pass_whole(
+    request: web.Request, reply: Any, passed: Passed, headers: CIMultiDict[str], keep: Callable[[], None]
+) -> web.StreamResponse:  # fmt: skip
+    """Passes an answer on that is no stream, as it comes: some servers send blank lines while the model works, so that clients go on waiting.
+
+    Its last part waits until the call is kept. An answer that breaks off breaks off for the client too: what it does then is its own.
+    """
+    held: bytes | None = None
+
+    async def send() -> None:
+        if passed.response is None:
+            response = web.StreamResponse(status=reply.status, headers=headers)
+            await response.prepare(request)
+            passed.response = response
+        await passed.response.write(held or b"")
+
+    try:
+        async for chunk in reply.chunks:
+            passed.see(chunk)
+            if held is not None:
+                await send()
+            held = chunk
+    except (aiohttp.ClientError, TimeoutError):
+        if held is not None:
+            await send()
+        raise
+    if passed.response is None:
+        passed.response = web.Response(status=reply.status, body=held or b"", headers=headers)
+        return passed.response
+    keep()
+    await send()
+    await passed.response.write_eof()
+    return passed.response
 
 
 def _json(raw: bytes) -> Any:
