@@ -187,6 +187,28 @@ def test_the_error_of_a_stream_that_breaks_is_kept(stage: tuple[Planned, Store, 
     assert transition.output == ("par" if len(events) == 2 and dialect == "chat" else "")
 
 
+@pytest.mark.parametrize("event", [b'data: {"choices": [{"delta": {"con\n\n', b'data: {"id": "\xff\xfe"}\n\n', b"data: upstream timed out\n\n"])
+def test_a_stream_with_an_event_that_is_no_json_is_a_failure(stage: tuple[Planned, Store, str], event: bytes) -> None:
+    planned, store, gateway = stage
+    planned.body = [chunk("one "), event, chunk("two", "stop"), "[DONE]"]
+    assert event in streamed(gateway, "chat")  # the caller gets it as it came, and cannot read it either
+    _, transition = call_of(store)
+    assert (transition.failure, transition.output) == (FailureKind.MODEL, "one two")
+    assert "is no JSON" in (transition.error or "")
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_events_with_comments_and_data_in_several_lines_are_read(stage: tuple[Planned, Store, str], end: bytes) -> None:
+    planned, store, gateway = stage
+    lines = [[b": keep-alive"]]
+    for event in (chunk("one "), chunk("two"), chunk("", "stop")):
+        lines += [[b"data:" + line for line in json.dumps(event, indent=1).encode().split(b"\n")], [b"data:"]]
+    planned.body = [end.join(event) + end + end for event in [*lines, [b"data:[DONE]"]]]
+    streamed(gateway, "chat")
+    _, transition = call_of(store)
+    assert (transition.error, transition.output) == (None, "one two")
+
+
 def test_a_stream_that_ends_with_an_error_is_a_failure(stage: tuple[Planned, Store, str]) -> None:
     planned, store, gateway = stage
     planned.body = [chunk("par"), chunk("", "error"), "[DONE]"]

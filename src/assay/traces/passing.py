@@ -110,19 +110,33 @@ class Passed:
             yield event
 
     def _events(self) -> Iterator[dict[str, Any]]:
-        """What a stream's data lines say; the plain text of an `error` event as its message."""
-        name = b""
-        for line in b"".join(self.parts).replace(b"\r\n", b"\n").split(b"\n"):
+        """What a stream's events say; the plain text of an `error` event as its message. One that is no JSON makes the answer a failure."""
+        name, begun = b"", list[bytes]()  # of data in several lines, those that came
+        for line in (*b"".join(self.parts).replace(b"\r\n", b"\n").split(b"\n"), b""):
             if line.startswith(b"event:"):
                 name = line[6:].strip()
-            elif not line:
-                name = b""
-            elif line.startswith(b"data:") and (data := line[5:].strip()) != b"[DONE]":
-                event = _json_or_none(data)
+            elif line.startswith(b"data:") and (data := line[5:].strip()) and data != b"[DONE]":
+                event = None if begun else _json_or_none(data)  # some servers leave out the empty line between events
                 if isinstance(event, dict):
-                    yield {**event, "type": "error"} if name == b"error" else event
+                    yield _named(event, name)
+                elif event is None:
+                    begun.append(data)
                 elif name == b"error":
-                    yield {"type": "error", "message": event if isinstance(event, str) else data.decode("utf-8", "replace")}
+                    yield _named({"message": event if isinstance(event, str) else data.decode()}, name)
+            elif not line:
+                if begun:
+                    yield from self._event_of(b"\n".join(begun), name)
+                name, begun = b"", []
+
+    def _event_of(self, data: bytes, name: bytes) -> Iterator[dict[str, Any]]:
+        """The event whose data is no JSON in a single line."""
+        event = _json_or_none(data)
+        if isinstance(event, dict):
+            yield _named(event, name)
+        elif name == b"error":
+            yield _named({"message": data.decode("utf-8", "replace")}, name)
+        elif event is None and data != b"null":
+            self.fail(f"an event of the stream is no JSON: {self._shown(data[:200].decode('utf-8', 'replace'))}", FailureKind.MODEL)
 
     def fail(self, error: str, kind: FailureKind) -> None:
         """Notes what went wrong; what was noted first stays."""
@@ -177,6 +191,10 @@ def _fill(transition: Transition, dialect: str, body: dict[str, Any]) -> Answer:
     if transition.completion_tokens is None and answer.logprobs is not None:
         transition.completion_tokens = len(answer.logprobs)
     return answer
+
+
+def _named(event: dict[str, Any], name: bytes) -> dict[str, Any]:
+    return {**event, "type": "error"} if name == b"error" else event
 
 
 def _json_or_none(raw: bytes) -> Any:
