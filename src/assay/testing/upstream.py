@@ -28,7 +28,7 @@ from assay.traces import gemini
 from assay.traces.asked import insisted_tool, must_call
 from assay.traces.dialects import DIALECTS, chat_messages, chat_tools, part_texts
 
-__all__ = ["ScriptedUpstream"]
+__all__ = ["ScriptedUpstream", "answer_body", "answer_events"]
 
 Call = tuple[str, str, str]  # id, name, arguments as text
 Parts = Callable[[str], list[str]]
@@ -92,9 +92,9 @@ class ScriptedUpstream:
                 if "#die" in said and request.transport is not None:
                     request.transport.close()
                 self._note(request, said)
-                return web.json_response(_whole(dialect, number, self.name, text, calls))
+                return web.json_response(answer_body(dialect, number, self.name, text, calls))
             usage = bool((body.get("stream_options") or {}).get("include_usage"))
-            given = _events(dialect, number, self.name, text, calls, self.chunks, usage)
+            given = answer_events(dialect, number, self.name, text, calls, self.chunks, usage)
             if dialect == "gemini" and request.query.get("alt") != "sse":
                 return await self._stream(request, said, as_list(given), kind="application/json")
             return await self._stream(request, said, given)
@@ -215,7 +215,7 @@ def _instance(schema: dict[str, Any], root: dict[str, Any]) -> Any:
     return {"object": {}, "array": [], "integer": 1, "number": 0.5, "boolean": True, "null": None}.get(kind, "echo")
 
 
-def _whole(dialect: str, number: int, model: str, text: str, calls: Sequence[Call]) -> dict[str, Any]:
+def answer_body(dialect: str, number: int, model: str, text: str, calls: Sequence[Call]) -> dict[str, Any]:
     tokens = len(text.split())
     if dialect == "chat":
         message: dict[str, Any] = {"role": "assistant", "content": text or None}
@@ -263,11 +263,11 @@ def _object(arguments: str) -> Any:
         return {}
 
 
-def _events(
+def answer_events(
     dialect: str, number: int, model: str, text: str, calls: Sequence[Call], chunks: int, usage: bool
 ) -> Iterator[bytes]:  # fmt: skip
     """The stream of an answer: what it says in parts, then each call's arguments in parts."""
-    whole = _whole(dialect, number, model, text, calls)
+    whole = answer_body(dialect, number, model, text, calls)
 
     def parts(said: str) -> list[str]:
         size = max(1, -(-len(said) // chunks))

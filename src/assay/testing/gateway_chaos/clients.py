@@ -1,0 +1,240 @@
+"""Clients that hold conversations through a gateway, as agents do: they try a failed call again, and come back when the gateway was away.
+
+They note what they sent and got, and compare each byte with the plan. What was stored is compared later, by `checks`.
+"""
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from assay.testing.gateway_chaos.plan import GOOD, Call, Script, Spec, marker_of, script_of, spec_of
+from assay.traces.dialects import DIALECTS
+
+__all__ = ["KEY", "Attempt", "Clients", "Management", "body_hash"]
+
+KEY = "chaos-gateway-key"
+TOOL = {"type": "object", "properties": {"expression": {"type": "string"}, "note": {"type": "string"}}}
+_TIMEOUT_S = 4.0  # without a byte
+_TRIES = 8
+
+
+def body_hash(body: Any) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass
+class Attempt:
+    """One call and what became of it. `outcome`: `whole`, `reset`, `timeout`, `gateway` (it answered by itself), or `refused`: it never
+    reached a model, as no gateway listened, or said that its store is away."""
+
+    call: Call
+    started: float
+    ended: float = 0.0
+    outcome: str = "refused"
+    status: int = 0
+    rollout: str = ""  # that the gateway named
+    sent: str = ""  # hash of the body
+    wrong: str = ""  # how the answer differed from the server's
+    received: int = 0
+
+    @property
+    def asked(self) -> bool:
+        return self.outcome != "refused"
+
+
+@dataclass
+class Management:
+    """A rollout that was rewarded and closed over HTTP."""
+
+    rollout: str
+    score: float
+    at: float
+
+
+@dataclass
+class Clients:
+    """Args:
+    calls: after so many no new conversation begins, unless `more`.
+    """
+
+    seed: int
+    url: str
+    calls: int
+    progress: Callable[[int], None] = lambda done: None
+    more: Callable[[], bool] = lambda: False
+    attempts: list[Attempt] = field(default_factory=list)
+    managed: list[Management] = field(default_factory=list)
+    unfinished: int = 0
+    _next: int = 0
+    _asked: int = 0
+
+    @property
+    def done(self) -> int:
+        return self._asked
+
+    async def run(self, concurrent: int) -> None:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=_TIMEOUT_S)
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+            await asyncio.gather(*(self._work(session) for _ in range(concurrent)))
+
+    async def _work(self, session: aiohttp.ClientSession) -> None:
+        while self._asked < self.calls or self.more():
+            self._next += 1
+            await _Conversation(self, session, spec_of(self.seed, self._next)).run()
+
+    def note(self, attempt: Attempt) -> None:
+        self.attempts.append(attempt)
+        self._asked += attempt.asked
+        self.progress(self._asked)
+
+
+class _Conversation:
+    def __init__(self, clients: Clients, session: aiohttp.ClientSession, spec: Spec) -> None:
+        self.clients, self.session, self.spec = clients, session, spec
+        self.marker = marker_of(spec.number)
+        self.name = f"chaos-{clients.seed}-{spec.number}"
+        self.base, self.headers = "", {"Authorization": f"Bearer {KEY}"}
+        self.history: list[Any] = []
+        self.prompt = f"{self.marker} question 0\n"
+        self.previous = ""
+
+    async def run(self) -> None:
+        await self._name()
+        for turn in range(self.spec.turns):
+            script = await self._turn(turn)
+            if script is None:
+                self.clients.unfinished += 1
+                return
+            self._go_on(script, turn)
+        if self.spec.naming in ("header", "token") and self.spec.number % 2:
+            await self._close()
+
+    async def _name(self) -> None:
+        if self.spec.naming == "header":
+            self.headers["x-assay-rollout"] = self.name
+        elif self.spec.naming == "path":
+            self.base = f"/r/{self.name}"
+        elif self.spec.naming == "trace":
+            self.headers["traceparent"] = f"00-{hashlib.md5(self.name.encode()).hexdigest()}-{'1' * 16}-01"
+        elif self.spec.naming == "token":
+            told = await self._managed("/assay/rollouts", {"id": self.name})
+            if "api_key" in told:
+                self.name, self.headers = told["id"], {"Authorization": f"Bearer {told['api_key']}"}
+            else:  # it was opened by a try whose answer was lost
+                self.headers["x-assay-rollout"] = self.name
+
+    async def _turn(self, turn: int) -> Script | None:
+        """The answer that the server gave in the end; None where every attempt failed."""
+        attempt = tries = 0
+        until = time.monotonic() + 90
+        while tries < _TRIES and time.monotonic() < until:
+            call = Call(self.spec.number, turn, attempt)
+            script = script_of(self.clients.seed, call)
+            done = await self._call(call, script)
+            if done.outcome == "whole" and script.kind in GOOD:
+                self.previous = f"resp_{call.number}"
+                return script
+            attempt, tries = attempt + done.asked, tries + (done.asked and done.outcome != "gateway")
+            await asyncio.sleep({"whole": 0.05, "gateway": 1.0}.get(done.outcome, 0.3))
+        return None
+
+    async def _call(self, call: Call, script: Script) -> Attempt:
+        body = self._body(call)
+        done = Attempt(call, time.time(), sent=body_hash(body))
+        received = bytearray()
+        try:
+            url = f"{self.clients.url}{self.base}{DIALECTS[self.spec.dialect]}"
+            async with self.session.post(url, json=body, headers=self.headers) as answer:
+                done.outcome, done.status = "reset", answer.status
+                done.rollout = answer.headers.get("x-assay-rollout", "")
+                async for chunk in answer.content.iter_any():
+                    received += chunk
+                done.outcome = "whole"
+        except aiohttp.ClientConnectorError:
+            done.outcome = "refused"
+        except TimeoutError:
+            done.outcome = "timeout"
+        except (aiohttp.ClientError, OSError):
+            done.outcome = "reset"
+        done.ended, done.received = time.time(), len(received)
+        self._compare(done, script, bytes(received))
+        self.clients.note(done)
+        return done
+
+    def _compare(self, done: Attempt, script: Script, received: bytes) -> None:
+        if done.outcome == "whole" and done.status != script.status and b'"assay_gateway"' in received:
+            done.outcome = "refused" if done.status == 503 else "gateway"
+            return
+        if done.outcome == "whole" and (received != script.data or done.status != script.status or script.ending != "whole"):
+            done.wrong = f"{script.kind}: status {done.status}, {len(received)} of {len(script.data)} bytes, which are not the server's"
+        elif not script.data.startswith(received):
+            done.wrong = f"{script.kind}: the first {len(received)} bytes are not the server's"
+
+    def _body(self, call: Call) -> dict[str, Any]:
+        body: dict[str, Any] = {"model": "m", "metadata": {"chaos": str(call)}, **({"stream": True} if self.spec.stream else {})}
+        question = {"role": "user", "content": f"{self.marker} question"}
+        if self.spec.dialect == "completions":
+            return {**body, "prompt": self.prompt}
+        if self.spec.dialect == "responses":
+            tools = [{"type": "function", "name": "calculator", "parameters": TOOL}]
+            if self.spec.chained and self.previous:
+                return {**body, "input": self.history[self._new :], "previous_response_id": self.previous, "tools": tools}
+            return {**body, "input": [question, *self.history], "tools": tools}
+        if self.spec.dialect == "messages":
+            return {**body, "max_tokens": 99, "messages": [question, *self.history], "tools": [{"name": "calculator", "input_schema": TOOL}]}
+        tools = [{"type": "function", "function": {"name": "calculator", "parameters": TOOL}}]
+        return {**body, "messages": [question, *self.history], "tools": tools}
+
+    @property
+    def _new(self) -> int:
+        """Where what came after the last answer begins in the history of Responses."""
+        return max((at + 1 for at, item in enumerate(self.history) if item["type"] in ("message", "function_call")), default=0)
+
+    def _go_on(self, script: Script, turn: int) -> None:
+        """Adds an answer and the results of its tools to the conversation."""
+        result = f"{self.marker} result {turn}"
+        if self.spec.dialect == "completions":
+            self.prompt += f"{script.text}\n{self.marker} question {turn + 1}\n"
+        elif self.spec.dialect == "chat":
+            calls = [{"id": c[0], "type": "function", "function": {"name": c[1], "arguments": c[2]}} for c in script.calls]
+            self.history.append({"role": "assistant", "content": script.text or None, **({"tool_calls": calls} if calls else {})})
+            self.history += [{"role": "tool", "tool_call_id": c[0], "content": result} for c in script.calls]
+        elif self.spec.dialect == "responses":
+            if script.text or not script.calls:
+                self.history.append({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": script.text}]})
+            self.history += [{"type": "function_call", "call_id": c[0], "name": c[1], "arguments": c[2]} for c in script.calls]
+            self.history += [{"type": "function_call_output", "call_id": c[0], "output": result} for c in script.calls]
+        else:
+            blocks: list[dict[str, Any]] = [{"type": "text", "text": script.text}] if script.text or not script.calls else []
+            blocks += [{"type": "tool_use", "id": c[0], "name": c[1], "input": json.loads(c[2])} for c in script.calls]
+            self.history.append({"role": "assistant", "content": blocks})
+            if script.calls:
+                results = [{"type": "tool_result", "tool_use_id": c[0], "content": result} for c in script.calls]
+                self.history.append({"role": "user", "content": results})
+
+    async def _close(self) -> None:
+        score = (self.spec.number % 11) / 10
+        told = await self._managed(f"/assay/rollouts/{self.name}/close", {"status": "done", "reward": score})
+        if "id" in told:
+            self.clients.managed.append(Management(told["id"], score, time.time()))
+
+    async def _managed(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        until = time.monotonic() + 90
+        timeout = aiohttp.ClientTimeout(total=40)
+        while time.monotonic() < until:
+            try:
+                headers = {"Authorization": f"Bearer {KEY}"}
+                async with self.session.post(self.clients.url + path, json=body, headers=headers, timeout=timeout) as answer:
+                    told: dict[str, Any] = await answer.json()
+                    if answer.status != 503:
+                        return told
+            except (aiohttp.ClientError, OSError, TimeoutError):
+                pass
+            await asyncio.sleep(0.3)
+        return {}

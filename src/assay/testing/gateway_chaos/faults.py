@@ -1,0 +1,123 @@
+"""What happens to the processes and the database of a chaos run, one after another, spread over its calls by a seed."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from assay.testing.gateway_chaos.processes import Database, Disk, Postgres, Process
+
+__all__ = ["FAULTS", "Faults"]
+
+FAULTS = {  # with how often each comes in 10,000 calls
+    "kill gateway": 5, "kill server": 4, "lock": 4, "lock, kill gateway": 3, "stop gateway": 2, "disk full": 3, "lock, stop gateway": 1,
+    "restart database": 3, "kill database": 3, "database away, kill gateway": 2,
+}  # fmt: skip
+_POSTGRES = ("restart database", "kill database", "database away, kill gateway")
+
+
+@dataclass
+class Faults:
+    """Args:
+    each: how often each fault comes; None: as in `FAULTS`, by the number of calls, and at least once.
+    disk: None where no file system could be mounted.
+    """
+
+    gateway: Process
+    server: Process
+    database: Database
+    disk: Disk | None
+    seed: int
+    calls: int
+    done: Callable[[], int]
+    each: int | None = None
+    names: tuple[str, ...] = tuple(FAULTS)
+    happened: Counter[str] = field(default_factory=Counter)
+
+    def plan(self) -> list[str]:
+        found: list[str] = []
+        for name, often in FAULTS.items():
+            if name not in self.names or (name in _POSTGRES and not isinstance(self.database, Postgres)):
+                continue
+            if name == "disk full" and self.disk is None:
+                continue
+            found += [name] * (max(1, round(often * self.calls / 10_000)) if self.each is None else self.each)
+        random.Random(self.seed).shuffle(found)
+        return found
+
+    async def run(self) -> None:
+        """Each when its share of the calls is done."""
+        plan, rng = self.plan(), random.Random(f"faults:{self.seed}")
+        for at, name in enumerate(plan):
+            while self.done() < self.calls * (at + 0.5) / len(plan):
+                await asyncio.sleep(0.02)
+            await self._of(name)(rng)
+            self.happened[name] += 1
+
+    def _of(self, name: str) -> Callable[[random.Random], Awaitable[None]]:
+        found: Callable[[random.Random], Awaitable[None]] = getattr(self, "_" + name.replace(",", "").replace(" ", "_"))
+        return found
+
+    async def _kill_gateway(self, rng: random.Random) -> None:
+        await self.gateway.kill()
+        await self.gateway.start()
+
+    async def _stop_gateway(self, rng: random.Random) -> None:
+        await self.gateway.stop()
+        await self.gateway.start()
+
+    async def _kill_server(self, rng: random.Random) -> None:
+        await self.server.kill()
+        await asyncio.sleep(rng.uniform(0, 1))
+        await self.server.start()
+
+    async def _lock(self, rng: random.Random) -> None:
+        async with self.database.locked():
+            await asyncio.sleep(rng.uniform(2, 7))
+
+    async def _lock_kill_gateway(self, rng: random.Random) -> None:
+        """It is killed while the database is locked, and started again before the lock is gone."""
+        async with self.database.locked():
+            await asyncio.sleep(rng.uniform(1.5, 5))
+            await self.gateway.kill()
+            starting = asyncio.create_task(self.gateway.start())
+            await asyncio.sleep(rng.uniform(2, 6))
+        await starting
+
+    async def _lock_stop_gateway(self, rng: random.Random) -> None:
+        async with self.database.locked():
+            await asyncio.sleep(rng.uniform(1, 3))
+            stopping = asyncio.create_task(self.gateway.stop())
+            await asyncio.sleep(rng.uniform(1, 8))
+        await stopping
+        await self.gateway.start()
+
+    async def _disk_full(self, rng: random.Random) -> None:
+        assert self.disk is not None
+        with self.disk.full():
+            await asyncio.sleep(rng.uniform(2, 6))
+        if isinstance(self.database, Postgres):  # which ends where it cannot write its log
+            await self.database.start()
+
+    async def _restart_database(self, rng: random.Random) -> None:
+        assert isinstance(self.database, Postgres)
+        await self.database.stop()
+        await asyncio.sleep(rng.uniform(0, 5))
+        await self.database.start()
+
+    async def _kill_database(self, rng: random.Random) -> None:
+        assert isinstance(self.database, Postgres)
+        await self.database.kill()
+        await asyncio.sleep(rng.uniform(0, 3))
+        await self.database.start()
+
+    async def _database_away_kill_gateway(self, rng: random.Random) -> None:
+        assert isinstance(self.database, Postgres)
+        await self.database.stop()
+        await asyncio.sleep(rng.uniform(1.5, 5))
+        await self.gateway.kill()
+        starting = asyncio.create_task(self.gateway.start())
+        await asyncio.sleep(rng.uniform(0, 2))
+        await self.database.start()
+        await starting

@@ -1,0 +1,174 @@
+"""What each conversation is like, and how the server answers each call: by a seed and the call's number alone.
+
+Client, server and checks work the same plan out, each in its own process. Does not talk HTTP.
+"""
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from assay.testing.upstream import answer_body, answer_events
+
+__all__ = ["GOOD", "KINDS", "Call", "Script", "Spec", "marker_of", "script_of", "spec_of"]
+
+KINDS = {  # of answers, with how often each comes
+    "ok": 600, "odd": 60, "slow": 30, "huge": 3, "429": 40, "500": 40, "error": 40, "empty": 30, "malformed": 40, "short": 30, "cut": 40,
+    "reset": 20, "hang": 8,
+}  # fmt: skip
+GOOD = ("ok", "odd", "slow", "huge")  # kinds that are answers
+_DIALECTS = ("chat", "chat", "responses", "messages", "messages", "completions")
+_NAMINGS = ("header", "path", "token", "found", "found", "trace")
+_WORDS = ("naïve", "übung", "東京", "😀", "plain", "\\ back", '"quoted"', "line\nbreak", "tab\t", "é", "data: x", "[DONE]")
+_LAST_TRY = 4  # from this attempt on a call is always answered
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request: `conversation.turn.attempt`."""
+
+    conversation: int
+    turn: int
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.conversation}.{self.turn}.{self.attempt}"
+
+    @classmethod
+    def of(cls, text: str) -> "Call":
+        return cls(*map(int, text.split(".")))
+
+    @property
+    def number(self) -> int:
+        return self.conversation * 10_000 + self.turn * 100 + self.attempt
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A conversation: its dialect, how its rollout is named, how many turns it has."""
+
+    number: int
+    dialect: str
+    stream: bool
+    naming: str
+    turns: int
+    chained: bool  # by `previous_response_id`
+
+
+@dataclass(frozen=True)
+class Script:
+    """What the server does with a call. `ending`: `whole`, or `cut` (the connection is closed), or `hang` (nothing more comes)."""
+
+    kind: str
+    status: int
+    pieces: tuple[bytes, ...]
+    ending: str
+    pause_s: float
+    text: str
+    calls: tuple[tuple[str, str, str], ...]
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(self.pieces)
+
+
+def marker_of(conversation: int) -> str:
+    """What stands in every text of a conversation and of no other."""
+    return f"<c{conversation:06d}>"
+
+
+@lru_cache(1000)
+def spec_of(seed: int, conversation: int) -> Spec:
+    rng = random.Random(f"{seed}:{conversation}")
+    dialect = rng.choice(_DIALECTS)
+    chained = dialect == "responses" and rng.random() < 0.5
+    return Spec(conversation, dialect, rng.random() < 0.6, rng.choice(_NAMINGS), rng.randint(1, 5), chained)
+
+
+@lru_cache(200)
+def script_of(seed: int, call: Call) -> Script:
+    """How the server answers a call."""
+    spec = spec_of(seed, call.conversation)
+    rng = random.Random(f"{seed}:{call}")
+    kind = "ok" if call.attempt >= _LAST_TRY else rng.choices(list(KINDS), list(KINDS.values()))[0]
+    text, calls = _said(rng, spec, call, huge=kind == "huge")
+    given = (spec.dialect, call.number, "m", text, calls)
+    if kind in ("429", "500"):
+        told = json.dumps({"error": {"message": f"scripted {kind} of {call}", "type": "scripted"}}).encode()
+        return Script(kind, int(kind), (told,), "whole", 0.0, text, calls)
+    if spec.stream:
+        pieces = _streamed(rng, kind, spec.dialect, list(answer_events(*given, rng.randint(1, 12) if kind != "huge" else 50, rng.random() < 0.5)))
+    else:
+        pieces = _unstreamed(kind, spec.dialect, answer_body(*given))
+    ending = {"cut": "cut", "reset": "cut", "hang": "hang"}.get(kind, "whole")
+    if ending == "hang" and rng.random() < 0.5:
+        pieces = []
+    if kind == "odd" or (spec.stream and rng.random() < 0.3):
+        pieces = list(_cut_anywhere(rng, b"".join(pieces)))
+    return Script(kind, 200, tuple(pieces), ending, rng.uniform(0.2, 0.6) if kind == "slow" else 0.0, text, calls)
+
+
+def _said(rng: random.Random, spec: Spec, call: Call, *, huge: bool) -> tuple[str, tuple[tuple[str, str, str], ...]]:
+    """The text and the tool calls of the answer. All turns but the last one ask for a tool."""
+    marker = marker_of(call.conversation)
+    text = f"{marker} answer {call}: {' '.join(rng.choices(_WORDS, k=rng.randint(1, 30)))}" + ("x" * 1_000_000 if huge else "")
+    if spec.dialect == "completions" or call.turn == spec.turns - 1:
+        return text, ()
+    arguments = json.dumps({"expression": f"{call.conversation}*{call.turn}", "note": marker}, ensure_ascii=rng.random() < 0.5)
+    calls = tuple((f"call_{call.number}_{at}", "calculator", arguments) for at in range(rng.choice((1, 1, 2))))
+    return text if huge or rng.random() < 0.3 else "", calls
+
+
+def _unstreamed(kind: str, dialect: str, body: dict[str, Any]) -> list[bytes]:
+    if kind == "error":
+        body = {"error": {"message": "scripted overload", "type": "server_error"}}
+        body = {"type": "error", **body} if dialect == "messages" else body
+    elif kind == "empty":
+        body = {**body, {"responses": "output", "messages": "content"}.get(dialect, "choices"): [] if dialect in ("chat", "completions") else None}
+    data = json.dumps(body).encode()
+    if kind == "malformed":
+        return [b"<html><body>502 Bad Gateway</body></html>"]
+    if kind == "odd":
+        return [b"\n\n " + json.dumps(body, indent=2, ensure_ascii=False).encode() + b"\n"]
+    half = len(data) // 2
+    return [data[:half]] if kind == "short" else [data[:half], data[half:]]
+
+
+def _streamed(rng: random.Random, kind: str, dialect: str, events: list[bytes]) -> list[bytes]:
+    half = max(1, len(events) // 2 - 1)
+    if kind == "error":
+        told = {"type": "error", "error": {"message": "scripted overload", "type": "server_error"}}
+        return [*events[:half], f"event: error\ndata: {json.dumps(told)}\n\n".encode()]
+    if kind == "empty":
+        head = {"id": "none", "object": "chat.completion.chunk", "choices": []}
+        return [f"data: {json.dumps(head)}\n\n".encode(), b"data: [DONE]\n\n"] if dialect in ("chat", "completions") else [b": nothing\n\n"]
+    if kind == "malformed":
+        event = rng.choice((b'data: {"choices": [{"delta": {"con\n\n', b'data: {"text": "\xff\xfe"\n\n', b"data: 1}\n\n"))
+        return [*events[:half], event, *events[half:]]
+    if kind == "short":
+        return events[:half]
+    return [_odd(rng, event) for event in events] if kind == "odd" else events
+
+
+def _odd(rng: random.Random, event: bytes) -> bytes:
+    """The same event as the standard for server-sent events allows it too: comments, lines that end with CRLF, data in several lines."""
+    lines: list[bytes] = [b": keep-alive"] if rng.random() < 0.3 else []
+    for line in event.strip().split(b"\n"):
+        name, _, value = line.partition(b": ")
+        if name == b"data" and value != b"[DONE]" and rng.random() < 0.5:
+            lines += [b"data: " + part for part in json.dumps(json.loads(value), indent=1).encode().split(b"\n")]
+        else:
+            lines.append(name + b":" + value)
+    end = b"\r\n"
+    return end.join(lines) + end + end
+
+
+def _cut_anywhere(rng: random.Random, data: bytes) -> Iterator[bytes]:
+    """The same bytes in other pieces, cut within characters and events too."""
+    at = 0
+    while at < len(data):
+        size = rng.randint(1, 400) if len(data) < 50_000 else 65_536
+        yield data[at : at + size]
+        at += size

@@ -1,0 +1,82 @@
+"""The server that answers by the plan, in a process of its own: `python -m assay.testing.gateway_chaos.upstream --seed 0 --log FILE`.
+
+It writes a line to the log when a call has come, so that calls which nobody stored are known.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+from pathlib import Path
+
+from aiohttp import web
+
+from assay.testing.gateway_chaos.plan import Call, Script, script_of, spec_of
+from assay.traces.dialects import DIALECTS
+
+__all__ = ["app_of"]
+
+
+def app_of(seed: int, log: Path) -> web.Application:
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)  # unbuffered: the process is killed
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        call = Call.of((await request.json())["metadata"]["chaos"])
+        os.write(file, f"{call}\n".encode())
+        return await _play(request, script_of(seed, call), stream=spec_of(seed, call.conversation).stream)
+
+    app = web.Application(client_max_size=64 << 20)
+    for path in DIALECTS.values():
+        app.router.add_post(path, answer)
+    return app
+
+
+async def _play(request: web.Request, script: Script, *, stream: bool) -> web.StreamResponse:
+    if script.status != 200:
+        headers = {"Retry-After": "1"} if script.status == 429 else {}
+        return web.Response(status=script.status, body=script.data, content_type="application/json", headers=headers)
+    if script.kind == "reset" or (script.ending == "hang" and not script.pieces):
+        if script.ending == "hang":
+            await asyncio.sleep(3600)
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream" if stream else "application/json"})
+    if not stream:
+        response.content_length = len(script.data)
+    await response.prepare(request)
+    sent = script.pieces if script.ending == "whole" else script.pieces[: max(1, len(script.pieces) // 2)]
+    for at, piece in enumerate(sent):
+        if script.pause_s and at in (0, len(sent) // 2, len(sent) - 1):
+            await asyncio.sleep(script.pause_s)
+        await response.write(piece)
+    if script.ending == "hang":
+        await asyncio.sleep(3600)
+    if script.ending == "cut":
+        await asyncio.sleep(0.01)  # what was sent must be on its way
+        assert request.transport is not None
+        request.transport.abort()
+        return response
+    await response.write_eof()
+    return response
+
+
+async def _serve(seed: int, log: Path, port: int) -> None:
+    runner = web.AppRunner(app_of(seed, log), access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port, backlog=1024).start()
+    print(json.dumps({"url": f"http://127.0.0.1:{runner.addresses[0][1]}"}), flush=True)
+    await asyncio.Event().wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--log", type=Path, required=True)
+    parser.add_argument("--port", type=int, default=0)
+    arguments = parser.parse_args()
+    asyncio.run(_serve(arguments.seed, arguments.log, arguments.port))
+
+
+if __name__ == "__main__":
+    main()
