@@ -1,5 +1,6 @@
 """A gateway whose store is locked: calls are served meanwhile, nothing is lost, and open rollouts take little memory."""
 
+import asyncio
 import json
 import signal
 import sqlite3
@@ -14,10 +15,12 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from click.testing import CliRunner
 
+from assay.cli import serve
 from assay.testing.serving import get, post, served
 from assay.testing.upstream import ScriptedUpstream
-from assay.traces import Rollout, Store
+from assay.traces import Rollout, Store, Transition
 from assay.traces.gateway import Gateway
 from assay.traces.live import Live
 from assay.traces.upstreams import upstream_of
@@ -87,6 +90,53 @@ def test_other_requests_are_served_while_the_store_is_locked(stage: Stage) -> No
     assert (stats["calls"], stats["stored"], stats["unrecorded"], stats["rows_waiting"]) == (11, 11, 0, 0)
     assert stage.gateway.store.stats()["transitions"] == 11
     assert stage.gateway.store.rollout(old.id).human_rating == 1.0
+
+
+def test_calls_of_a_rollout_that_was_closed_meanwhile_are_in_flight_until_they_end(tmp_path: Path) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    async def answer(_: web.Request) -> web.Response:
+        begun.set()
+        await asyncio.to_thread(goes_on.wait, 30)
+        return web.json_response({"choices": [{"message": {"role": "assistant", "content": "late"}}]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    with Store(tmp_path / "s.db") as store, served(app) as behind:
+        gateway = Gateway(store, upstream_of("m", base=behind), key=KEY)
+        with served(gateway.app()) as url:
+            stage = Stage(gateway, url, tmp_path / "s.db")
+            call = threading.Thread(target=stage.chat, args=("of a name",), kwargs={"x-assay-rollout": "mine"})
+            call.start()
+            assert begun.wait(30)
+            assert stage.manage("/assay/rollouts/mine/close", {})[0] == 200
+            stats = get(f"{url}/assay/stats", **OWNER)
+            assert (stats["calls"], stats["stored"], stats["in_flight"], stats["unrecorded"]) == (1, 0, 1, 0)
+            goes_on.set()
+            call.join(30)
+            stats = get(f"{url}/assay/stats", **OWNER)
+            assert (stats["calls"], stats["stored"], stats["in_flight"], stats["unrecorded"]) == (1, 1, 0, 0)
+
+
+def test_a_rollout_that_an_earlier_gateway_left_goes_on_behind_its_last_turn(stage: Stage) -> None:
+    """Of several calls at once a kill may lose one in the middle: the turns that are there must not be overwritten."""
+    store = stage.gateway.store
+    store.put_rollout(Rollout(id="0" * 32, source="gateway"))
+    for t in (0, 1, 3):
+        store.put_transition("0" * 32, Transition(t=t, model="m", request={}))
+    store.flush()
+    assert stage.manage(f"/assay/rollouts/{'0' * 32}/reward", {"reward": 0.5, "t": 3})[0] == 200
+    assert stage.chat("goes on", **{"x-assay-rollout": "0" * 32}) == 200
+    (rollout,) = stage.rollouts()
+    assert [t.t for t in rollout.transitions] == [0, 1, 3, 4]
+
+
+def test_a_named_rollout_waits_for_what_an_earlier_gateway_left(stage: Stage) -> None:
+    stage.gateway.store.behind = True
+    assert stage.chat("of a name", **{"x-assay-rollout": "mine"}) == 503  # it may be there: begun anew, its calls would be overwritten
+    assert stage.chat("of none") == 200
+    stage.gateway.store.behind = False
+    assert stage.chat("of a name", **{"x-assay-rollout": "mine"}) == 200
 
 
 def test_a_rollout_goes_on_by_its_name_while_the_store_is_locked(stage: Stage) -> None:
@@ -177,3 +227,39 @@ def test_serve_counts_at_its_end_what_is_written_after_a_lock(tmp_path: Path) ->
         stats = store.stats()
     assert (audit["calls"], audit["stored"], audit["unrecorded"], audit["rows_waiting"]) == (20, 20, 0, 0)
     assert (stats["transitions"], stats["unrecorded"]) == (20, 0)
+
+
+def serving(path: Path, upstream: str) -> tuple[subprocess.Popen[str], str]:
+    command = [sys.executable, "-m", "assay", "serve", "--model", "m", "--upstream", upstream, "--port", "0", "--json", "--store", str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, json.loads(process.stdout.readline())["url"]
+
+
+def test_how_many_calls_a_killed_gateway_lost_is_unknown(tmp_path: Path) -> None:
+    with served(ScriptedUpstream().app()) as behind:
+        process, _ = serving(tmp_path / "s.db", behind)
+        for _ in range(100):
+            time.sleep(0.05)
+            with Store(tmp_path / "s.db") as store:
+                if "unrecorded_reason" in store.stats():
+                    break
+        process.kill()
+        process.communicate()
+    with Store(tmp_path / "s.db") as store:
+        stats = store.stats()
+    assert stats["unrecorded"] is None
+    assert "has not ended, or was killed" in stats["unrecorded_reason"]
+
+
+def test_serve_says_its_counts_though_the_store_stays_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "_FLUSH_S", 1.0)
+    store = tmp_path / "s.db"
+    Store(store).close()
+    command = ["--model", "m", "--upstream", "http://127.0.0.1:9", "--port", "0", "--json", "--store", str(store)]
+    with locked(store):
+        threading.Timer(2, signal.raise_signal, (signal.SIGTERM,)).start()
+        told = CliRunner().invoke(serve.command, command)
+    assert told.exit_code == 0, told.output
+    assert json.loads(told.stdout.splitlines()[-1])["rows_waiting"] > 0
+    assert "are written when the store is opened again" in told.stderr

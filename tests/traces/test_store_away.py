@@ -6,14 +6,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from assay.errors import StoreError
 from assay.traces import Rollout, Store, Transition
 from assay.traces import store as stores
+from assay.traces.location import store_url
+from assay.traces.rows import transition_row
+from assay.traces.spill import Spill
+from assay.traces.writer import Rows
 
 
 @contextmanager
@@ -114,6 +119,148 @@ def test_what_a_killed_process_left_in_its_file_is_written_by_the_next_one(tmp_p
     with Store(tmp_path / "s.db") as store:
         assert store.stats()["transitions"] == 50
     assert files(tmp_path) == []
+
+
+KILLED = """
+import sys, time
+from assay.traces import Store, Transition
+store = Store(sys.argv[1])
+store.flush()
+print("open", flush=True)
+sys.stdin.readline()
+for t in range(1000):
+    store.put_transition("killed", Transition(t=t, model="m", request={}))
+    print(t, time.time(), flush=True)
+    time.sleep(0.02)
+"""
+
+
+def killed_while(away: AbstractContextManager[None], store: str) -> tuple[list[tuple[int, float]], float]:
+    """What a process had put, and when, that was killed after three seconds of a database that is away; and the time of the kill."""
+    process = subprocess.Popen([sys.executable, "-c", KILLED, store], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == "open\n"
+    with away:
+        process.stdin.write("\n")
+        process.stdin.flush()
+        time.sleep(3)
+        process.kill()
+        killed = time.time()
+        told, _ = process.communicate()
+    return [(int(t), float(at)) for t, at in (line.split() for line in told.splitlines())], killed
+
+
+@contextmanager
+def locked_table(url: str) -> Iterator[None]:
+    engine = sa.create_engine(store_url(url))
+    with engine.connect() as connection:
+        connection.execute(sa.text("LOCK TABLE transitions IN ACCESS EXCLUSIVE MODE"))
+        yield
+    engine.dispose()
+
+
+def kept(store: str) -> set[int]:
+    with Store(store) as opened:
+        opened.put_rollout(Rollout(id="killed"))
+        opened.flush()
+        return {transition.t for transition in opened.rollout("killed").transitions}
+
+
+def test_a_process_killed_while_the_database_is_locked_loses_the_last_second_at_most(tmp_path: Path) -> None:
+    Store(tmp_path / "s.db").close()
+    put, killed = killed_while(locked(tmp_path / "s.db"), str(tmp_path / "s.db"))
+    assert {t for t, at in put if at < killed - 1} - kept(str(tmp_path / "s.db")) == set()
+
+
+@pytest.mark.postgres
+def test_a_process_killed_while_a_table_is_locked_loses_the_last_second_at_most(postgres_url: str) -> None:
+    Store(postgres_url).close()
+    put, killed = killed_while(locked_table(postgres_url), postgres_url)
+    assert {t for t, at in put if at < killed - 1} - kept(postgres_url) == set()
+
+
+def left_by_a_killed_process(path: Path) -> None:
+    """With the database locked, as it must be."""
+    process = subprocess.Popen([sys.executable, "-c", LEAVING, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with locked(path):
+        assert process.communicate("\n", timeout=60)[0] == "open\n"
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_was_left_is_written_before_what_comes_later(tmp_path: Path) -> None:
+    Store(tmp_path / "s.db").close()
+    left_by_a_killed_process(tmp_path / "s.db")
+    with locked(tmp_path / "s.db"):
+        store = Store(tmp_path / "s.db")
+        assert store.behind
+        put(store, 1, text="later")  # of the same turn as one that was left
+        store.put_rollout(Rollout(id="r"))
+        with pytest.raises(StoreError, match=r"within 1 s: .*locked"):
+            store.flush(1)
+    with store:
+        store.flush()
+        found = store.rollout("r").transitions
+        assert (store.behind, len(found), found[0].request) == (False, 50, {"text": "later"})
+    assert files(tmp_path) == []
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_was_left_is_written_though_nothing_comes_later(tmp_path: Path) -> None:
+    Store(tmp_path / "s.db").close()
+    left_by_a_killed_process(tmp_path / "s.db")
+    with locked(tmp_path / "s.db"):
+        store = Store(tmp_path / "s.db")
+    with store:
+        for _ in range(400):
+            if not store.behind:
+                break
+            time.sleep(0.02)
+        assert store.stats()["transitions"] == 50
+
+
+TAKING = """
+import os, sys
+from assay.traces import store as stores
+stores.Store._written = lambda *_, **__: os._exit(9)  # killed while it writes what was left
+stores.Store(sys.argv[1])
+"""
+
+
+def test_what_was_left_survives_a_kill_of_the_process_that_takes_it_up(tmp_path: Path) -> None:
+    Store(tmp_path / "s.db").close()
+    left_by_a_killed_process(tmp_path / "s.db")
+    assert subprocess.run([sys.executable, "-c", TAKING, str(tmp_path / "s.db")], check=False).returncode == 9
+    with Store(tmp_path / "s.db") as store:
+        assert store.stats()["transitions"] == 50
+
+
+def test_a_file_left_by_a_process_of_the_same_number_is_taken_up(tmp_path: Path) -> None:
+    """In a container each start of a server may have the same process number."""
+    rows: Rows = {"transitions": {("r", 0): transition_row(vars(Transition(t=0, model="m", request={}))) | {"rollout_id": "r"}}}
+    left = Spill(tmp_path / "s.db", 1 << 20)
+    assert left.put(rows)
+    left.leave()
+    left.path.rename(left.path.with_name(f"s.db.{os.getpid()}-7f0c.spill"))
+    with Store(tmp_path / "s.db") as store:
+        assert store.stats()["transitions"] == 1
+
+
+def test_rows_of_a_gateway_wait_in_memory_while_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Spill, "put", lambda *_: False)  # the same disk
+    pages = [20]
+    with Store(tmp_path / "s.db") as store:
+        store.never_wait()
+        sa.event.listen(store.engine, "connect", lambda db, _: db.execute(f"PRAGMA max_page_count = {pages[0]}"))
+        sa.event.listen(store.engine, "begin", lambda connection: connection.exec_driver_sql(f"PRAGMA max_page_count = {pages[0]}"))
+        store.engine.dispose()
+        put(store, 5, text="x" * 500_000)
+        with pytest.raises(StoreError, match=r"within 1 s: .*full"):
+            store.flush(1)
+        assert store.dropped == 0
+        pages[0] = 100_000  # there is room again
+        store.flush()
+        assert (store.stats()["transitions"], store.dropped, store.waiting) == (5, 0, 0)
 
 
 @pytest.mark.usefixtures("quick")

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -13,6 +14,9 @@ from assay.cli.shared import Console, print_json
 from assay.scrubbing import unscrubbed
 
 __all__ = ["command"]
+
+
+_FLUSH_S, _AGAIN_S = 25.0, 2.0  # that the end waits for a store that is away; what it has not taken then waits in a file
 
 
 @click.command("serve")
@@ -104,7 +108,8 @@ async def _serve(
         opened.close()
         raise AssayError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port") from None
     address = f"http://{'[' + host + ']' if ':' in host else host}:{where}"
-    opened.put_run(run_id, kind="serve", config=config, status="running", started_at=started)
+    unknown = Unrecorded(0, f"the gateway {run_id} has not ended, or was killed")  # until its own count is there
+    opened.put_run(run_id, kind="serve", config=config, status="running", started_at=started, unrecorded=unknown)
     if as_json:
         print_json({"url": address, "model": answers.name, "run": run_id, **({"key": gateway.access.key} if key is None else {})}, with_key=True)
     shown.say(f"{answers.name} at {address}, recorded in {shown_url(store_url(store)).removeprefix('sqlite:///')}; Ctrl-C ends it")
@@ -118,13 +123,16 @@ async def _serve(
         await ended.wait()
     finally:
         await listener.close()
+        waits_s = _FLUSH_S
         try:  # counts are of what is written
-            await asyncio.to_thread(opened.flush)
+            await asyncio.to_thread(opened.flush, waits_s)
         except StoreError as error:
             shown.say(str(error))
+            waits_s = _AGAIN_S
         audit = gateway.stats()
         opened.put_run(run_id, kind="serve", config=config, status="done", started_at=started, unrecorded=Unrecorded(audit["unrecorded"]))
-        opened.close()
+        with suppress(StoreError):  # it was said above
+            opened.close(waits_s)
     past, through = audit["not_spoken"], audit["passed_through"]
     if as_json:
         print_json(audit)

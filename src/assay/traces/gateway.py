@@ -77,7 +77,7 @@ class Gateway:
         self.store, self.upstream, self.max_body = store, upstream, max_body
         self.one_server = one_server
         self.rollouts = LiveRollouts(store, run_id=run_id, idle_s=idle_s)
-        self.asked = self.stored = self.refused = 0
+        self.asked = self.ended = self.stored = self.refused = 0
         self.past: dict[str, int] = {}  # paths that were neither recorded nor passed on, by how often they were asked for
         self.connections = Connections(receive_s, max_body)
         self.relay = Relay()
@@ -292,6 +292,7 @@ class Gateway:
 
     def _keep(self, live: Live, transition: Transition, asked: Asked, passed: "Passed") -> None:
         """A call that has ended becomes a transition. What cannot be read of it is kept as text with an error, never dropped."""
+        self.ended += 1
         answer, response_id = passed.answer(asked.dialect, transition)
         transition.cost_usd = live.upstream.price_usd
         try:
@@ -431,8 +432,7 @@ class Gateway:
     def stats(self) -> dict[str, Any]:
         """Calls that went to a model, calls that were stored, and what was not seen; rollouts open, closed and never closed. `rows_waiting`
         are on their way into the store: they are counted as stored."""
-        rollouts = self.rollouts
-        in_flight = sum(live.in_flight for live in rollouts.open.values())
+        rollouts, in_flight = self.rollouts, self.asked - self.ended
         return {
             "calls": self.asked + self.relay.lm_calls, "stored": self.stored - self.store.dropped_calls, "in_flight": in_flight,
             "rows_waiting": self.store.waiting,
@@ -444,8 +444,7 @@ class Gateway:
     @property
     def unrecorded(self) -> int:
         """Calls that went to a model and are not in the store."""
-        in_flight = sum(live.in_flight for live in self.rollouts.open.values())
-        return max(0, self.asked - in_flight - self.stored) + self.store.dropped_calls + self.relay.lm_calls
+        return self.ended - self.stored + self.store.dropped_calls + self.relay.lm_calls
 
 
 def _choices(dialect: str, body: Mapping[str, Any]) -> int:

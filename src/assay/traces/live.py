@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from assay.datasets import SPLITS
-from assay.errors import ConfigError, FailureKind, UnknownRollout
+from assay.errors import ConfigError, FailureKind, StoreError, UnknownRollout
 from assay.traces.conversation import Asked, Conversations, Trail
 from assay.traces.dialects import Answer, tool_results
 from assay.traces.ending import NO_ANSWER, NOT_RECORDED, Ending, answered_with, prediction_of
@@ -120,8 +120,11 @@ class LiveRollouts:
         """The rollout of that name as it is in the store, None where there is none. Reads the store; what is not `at_hand` was written before.
 
         Raises:
-            StoreError: it could not be read. It may then be there, and must not be begun anew.
+            StoreError: it could not be read, or what an earlier gateway left is not in the database yet. It may then be there, and must not be
+                begun anew.
         """
+        if self.store.behind:
+            raise StoreError("the rows that an earlier process left are not in the database yet: it is locked or away")
         try:
             return self.store.rollout(rollout_id_of(name))
         except UnknownRollout:
@@ -148,7 +151,7 @@ class LiveRollouts:
             return self.begin(upstream, name)
         _own(rollout)
         called = {tool.name for tool in rollout.tools}
-        live = self.open[rollout.id] = Live(rollout, upstream, True, turns=len(rollout.transitions), called=called)
+        live = self.open[rollout.id] = Live(rollout, upstream, True, turns=_turns(rollout), called=called)
         rollout.transitions = []
         return self._reopened(live)
 
@@ -237,7 +240,7 @@ class LiveRollouts:
         return target
 
     def _step_reward(self, live: Live | None, rollout: Rollout, t: int, criterion: str, value: float) -> Rollout:
-        turns = len(rollout.transitions) if live is None else live.turns
+        turns = _turns(rollout) if live is None else live.turns
         if t >= turns or (live is None and all(found.t != t for found in rollout.transitions)):
             raise ConfigError(f"t={t}: rollout {rollout.id} has {turns} turns, the first is 0")
         if live is not None and t in live.flying:
@@ -335,6 +338,11 @@ def _own(rollout: Rollout) -> Rollout:
     if rollout.source != "gateway":
         raise UnknownRollout(f"rollout {rollout.id!r} was not recorded by a gateway (source {rollout.source!r}): it cannot be changed from here")
     return rollout
+
+
+def _turns(rollout: Rollout) -> int:
+    """One more than its last turn: where a gateway was killed, one of several calls at once may be missing."""
+    return max((transition.t for transition in rollout.transitions), default=-1) + 1
 
 
 def check_status(status: str) -> None:

@@ -1,12 +1,17 @@
-"""Rows that wait in a file while the database is away. One file a store and process; what a process leaves is taken up by the next one.
+"""Rows that wait in a file while the database is away. One file a store; what a process leaves is taken up by the next one.
 
-Does not write to a database: it gives the rows back in the order they came.
+A file belongs to the process that holds its lock, which the system takes back when a process ends, however it ends. Does not write to a
+database: it gives the rows back in the order they came.
 """
 
 import os
+import secrets
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 import orjson
 
@@ -15,19 +20,19 @@ from assay.traces.writer import Rows
 __all__ = ["Spill", "left_over"]
 
 _ENDING = ".spill"
-_NOBODY = 0  # in place of the process where it has left the file
 
 
 class Spill:
     """Args:
-    path: the file without its ending; the process and its number are added.
+    path: the file without its ending; the time and a random part are added, so that files are taken up in their order.
     most: bytes that it may have.
     """
 
     def __init__(self, path: Path, most: int) -> None:
-        self.path = path.with_name(f"{path.name}.{os.getpid()}-{id(self):x}{_ENDING}")
+        self.path = path.with_name(f"{path.name}.{time.time_ns():020d}-{secrets.token_hex(4)}{_ENDING}")
         self.most, self.rows = most, 0
         self._size = self._read = 0  # bytes written, and read back
+        self._file: BinaryIO | None = None
 
     def put(self, rows: Rows) -> bool:
         """Adds a batch; False where it does not fit, or the disk does not take it."""
@@ -36,19 +41,31 @@ class Spill:
         if self._size + len(line) > self.most:
             return False
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with open(os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
-                file.seek(self._size)  # over the half of a batch that a full disk took
-                file.write(line)
+            file = self._opened()
+            file.seek(self._size)  # over the half of a batch that a full disk took
+            view = memoryview(line)
+            while view:
+                view = view[file.write(view) :]
         except OSError:
             return False
         self._size += len(line)
         self.rows += len(told)
         return True
 
+    def _opened(self) -> BinaryIO:
+        """The file, locked, and the one of that name: another process may have taken up and removed an empty one before it was locked."""
+        while self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file: BinaryIO = open(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)  # noqa: SIM115
+            if _locked(file) and _is_at(file, self.path):
+                self._file = file
+            else:
+                file.close()
+        return self._file
+
     def batches(self) -> Iterator[Rows]:
         """The batches in their order. One is gone when the next one is asked for."""
-        if not self.rows:
+        if self._file is None:
             return
         with open(self.path, "rb") as file:
             file.seek(self._read)
@@ -56,41 +73,62 @@ class Spill:
                 rows, count = _as_rows(line)
                 yield rows
                 self.rows, self._read = self.rows - count, file.tell()
-        self.path.unlink(missing_ok=True)
+        _remove(self._file, self.path)
+        self._file = None
         self._size = self._read = self.rows = 0
 
     def leave(self) -> None:
         """The process does not come back to it: the next one that opens the store may take it up."""
-        if self.rows:
-            self.path.rename(self.path.with_name(self.path.name.replace(f".{os.getpid()}-", f".{_NOBODY}-")))
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def left_over(path: Path) -> Iterator[Iterator[Rows]]:
-    """Rows of processes that are gone, by file; a file is removed when all of its batches were taken."""
+    """Rows of processes that are gone, by file, oldest first; a file is removed when all of its batches were taken."""
     for found in sorted(path.parent.glob(f"{path.name}.*{_ENDING}")):
-        process = found.name.removeprefix(f"{path.name}.").partition("-")[0]
-        taken = found.with_name(f"{found.name}.{os.getpid()}.taken")
-        if process.isdigit() and not _lives(int(process)):
-            try:
-                found.rename(taken)  # one process alone takes it up
-            except OSError:
-                continue
-            yield _of_file(taken, found)
+        with suppress(FileNotFoundError), open(found, "r+b") as file:
+            if _locked(file) and _is_at(file, found):
+                yield _of_file(file, found)
 
 
-def _of_file(taken: Path, name: Path) -> Iterator[Rows]:
-    whole = False
+def _of_file(file: BinaryIO, path: Path) -> Iterator[Rows]:
+    for line in file:
+        if line.endswith(b"\n"):  # the last one may be half a batch
+            yield _as_rows(line)[0]
+    _remove(file, path)
+
+
+def _remove(file: BinaryIO, path: Path) -> None:
+    file.truncate(0)  # first: where it cannot be removed while it is open, nothing is taken twice
+    with suppress(OSError):
+        path.unlink()
+    file.close()
+
+
+def _locked(file: BinaryIO) -> bool:
+    """Takes the lock of a file; False where another process has it."""
     try:
-        with open(taken, "rb") as file:
-            for line in file:
-                if line.endswith(b"\n"):  # the last one may be half a batch
-                    yield _as_rows(line)[0]
-        whole = True
-    finally:
-        if whole:
-            taken.unlink(missing_ok=True)
+        if sys.platform == "win32":
+            import msvcrt
+
+            file.seek(1 << 60)
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+            file.seek(0)
         else:
-            taken.rename(name)
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _is_at(file: BinaryIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _as_rows(line: bytes) -> tuple[Rows, int]:
@@ -99,17 +137,3 @@ def _as_rows(line: bytes) -> tuple[Rows, int]:
     for table, key, row in told:
         rows.setdefault(table, {})[tuple(key) if isinstance(key, list) else key] = row
     return rows, len(told)
-
-
-def _lives(process: int) -> bool:
-    if process == _NOBODY:
-        return False
-    if sys.platform == "win32":  # there a signal 0 would end it
-        return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True

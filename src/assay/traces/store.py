@@ -1,7 +1,8 @@
 """The store: SQLite in WAL mode by default, PostgreSQL by a URL, the same schema and calls on both.
 
 Writes go to one background thread that commits in batches, at least every quarter of a second; a rollout never
-waits for the disk. A killed process loses at most what was put in the last second.
+waits for the disk. A killed process loses at most what was put in the last second, also while the database is locked or away: rows then wait in
+a file (`assay.traces.spill`).
 """
 
 import hashlib
@@ -10,6 +11,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,12 +35,13 @@ __all__ = ["Store", "check_url", "shown_url", "sqlite_pragmas", "store_url"]
 
 _LAST = "\U0010ffff"  # sorts behind every other character
 _SPILLED = 1 << 30  # bytes that may wait in a file while the database is away
-_PATIENCE_S = 3.0  # of tries before it counts as away
+_PATIENCE_S = 0.3  # of tries before it counts as away, and rows go into the file: those of the last second alone may be lost by a kill
 _RETRY_S = 0.5
 _CONNECT_S = 10
-_LOCKED_MS = 1000  # that the writer waits for another process's lock at once; readers wait longer
+_LOCKED_MS, _LOCKED_OTHERS_MS = 300, 30_000  # that the writer waits for another process's lock at once, and others
 # SQLite's codes of what passes by itself: busy, locked, an error of the disk, a file that cannot be opened, a protocol of locks that failed.
 _PASSING_SQLITE = frozenset((5, 6, 10, 14, 15))
+_FULL_SQLITE = 13
 _LASTING_POSTGRES = ("3D", "28")  # classes of SQLSTATE: there is no such database, or nobody by that name may use it
 
 
@@ -76,13 +79,14 @@ class Store:
         self.dropped_calls = 0  # transitions among them
         self._spill = Spill(self._spill_path(), _SPILLED)
         self._numbers = itertools.count()
-        self._tried = 0.0  # when the database was last asked while it was away
+        self._tried = -_RETRY_S  # when the database was last asked while it was away
         self._error: Exception | None = None
         self._reported = 0
         self._upserts: dict[str, tuple[str, list[str] | None]] = {}
         self.engine = self._open()
-        self._take_left_over()
-        self._writer = Writer(self._commit)
+        self._never_waits = False
+        self.behind = not self._take_left_over()
+        self._writer = Writer(self._commit, away=self.behind)
 
     def __deepcopy__(self, memo: object) -> "Store":
         return self
@@ -173,11 +177,15 @@ class Store:
             self._reported = self.dropped
             raise StoreError(f"the store refused {self.dropped} rows: {self._error}. What was stored before is intact.")
 
-    def close(self) -> None:
-        """Commits what is waiting and closes. Safe to call twice."""
+    def close(self, timeout_s: float = 60.0) -> None:
+        """Commits what is waiting and closes. Safe to call twice.
+
+        Raises:
+            StoreError: see `flush`.
+        """
         try:
             if self._writer.alive:
-                self.flush()
+                self.flush(timeout_s)
         finally:
             if self._writer.end(5.0 if self._spill.rows else 0.0):
                 self._spill.leave()
@@ -189,7 +197,9 @@ class Store:
         return self._writer.waiting + self._spill.rows
 
     def never_wait(self) -> None:
-        """From now on rows that come while too many wait, in memory and in the file, are dropped and counted: putting one never takes long."""
+        """From now on rows that come while too many wait, in memory and in the file, are dropped and counted: putting one never takes long. Those
+        of a full disk wait too, where others are refused."""
+        self._never_waits = True
         self._writer.refuse = partial(self._drop, 1)
 
     def _drop(self, count: int, table: str) -> None:
@@ -201,24 +211,28 @@ class Store:
         """Whether all that was put so far is in the database, or was refused by it. What waits because it is away is written first."""
         made = {table: {key: row for key, given in of.items() if (row := self._made(table, given)) is not None} for table, of in rows.items()}
         made = {table: of for table, of in made.items() if of}
-        while self._spill.rows and not self._drained():
-            if not made or self._spill.put(made):
+        while self.behind or self._spill.rows:
+            if made and self._spill.put(made):  # at once: it is safe there, and what comes first is tried for a while
+                made = {}
+            if not self._drained() and not made:
                 return False
-            time.sleep(_RETRY_S)  # the file is full: these rows wait here, and those behind them in memory
+            if made and (self.behind or self._spill.rows):
+                time.sleep(_RETRY_S)  # the file is full: these rows wait here, and those behind them in memory
         while made and not self._written(made, patience_s=_PATIENCE_S):
             if self._spill.put(made):
                 return False
         return True
 
     def _drained(self) -> bool:
-        """Whether the file is empty. The database is not asked more often than every half second."""
+        """Whether nothing waits in files any more. The database is not asked more often than every half second."""
         if time.monotonic() - self._tried < _RETRY_S:
             return False
-        for batch in self._spill.batches():
+        self.behind = self.behind and not self._take_left_over()
+        for batch in self._spill.batches() if not self.behind else ():
             if not self._written(batch, patience_s=0.0):
                 break
         self._tried = time.monotonic()
-        return not self._spill.rows
+        return not self.behind and not self._spill.rows
 
     def _written(self, rows: Rows, *, patience_s: float) -> bool:
         """All rows in one transaction; where the database refuses it, row by row, so that one bad row costs only itself. False: it is away."""
@@ -238,12 +252,14 @@ class Store:
             return Path(self.url.removeprefix("sqlite:///"))
         return Path(".assay", "spill", hashlib.sha256(self.url.encode()).hexdigest()[:16]).absolute()
 
-    def _take_left_over(self) -> None:
-        """Writes what processes that are gone could not."""
+    def _take_left_over(self) -> bool:
+        """Writes what processes that are gone could not; False where the database is away. It comes before all that is put here: a row that was
+        put later must not be replaced by an older one."""
         for batches in left_over(self._spill_path()):
             for batch in batches:
                 if not self._written(batch, patience_s=0.0):
-                    return
+                    return False
+        return True
 
     def _made(self, table: str, row: Any) -> dict[str, Any] | None:
         """A row as it is written; None where it cannot be made, which is told like a row that the database refused."""
@@ -261,9 +277,7 @@ class Store:
         until, wait = time.monotonic() + patience_s, 0.1
         while True:
             try:
-                with self.engine.begin() as connection:
-                    if self.engine.dialect.name == "sqlite":
-                        connection.exec_driver_sql(f"PRAGMA busy_timeout={_LOCKED_MS}")
+                with self.engine.begin() as connection, self._short_waits(connection):
                     for name, table in tables.items():
                         if rows.get(name):
                             self._put_rows(connection, table, list(rows[name].values()))
@@ -271,12 +285,35 @@ class Store:
                 return True
             except Exception as error:  # whatever a driver raises, the writer must live; flush() reports what was dropped
                 self._error = getattr(error, "orig", None) or error
-                if not _passes(error):
+                if not self._passes(error):
                     return False
                 if time.monotonic() + wait > until:
                     return None
                 time.sleep(wait)  # another process holds the lock, or the server is coming back
                 wait *= 2
+
+    @contextmanager
+    def _short_waits(self, connection: sa.Connection) -> Iterator[None]:
+        """In it, the lock of another process is not waited for long."""
+        if self.engine.dialect.name != "sqlite":
+            connection.exec_driver_sql(f"SET LOCAL lock_timeout = {_LOCKED_MS}")
+            yield
+            return
+        connection.exec_driver_sql(f"PRAGMA busy_timeout={_LOCKED_MS}")
+        try:
+            yield
+        finally:  # the connection goes back to a pool, from which others take it
+            connection.exec_driver_sql(f"PRAGMA busy_timeout={_LOCKED_OTHERS_MS}")
+
+    def _passes(self, error: Exception) -> bool:
+        """Whether a database that raises this is away, locked or full for now, and may take the same rows later."""
+        if not isinstance(error, sa.exc.DBAPIError):
+            return False
+        if isinstance(error.orig, sqlite3.Error):
+            code = getattr(error.orig, "sqlite_errorcode", 0) & 0xFF
+            return code in _PASSING_SQLITE or (code == _FULL_SQLITE and self._never_waits)
+        state = getattr(error.orig, "sqlstate", None) or ""
+        return (error.connection_invalidated or isinstance(error, sa.exc.OperationalError)) and not state.startswith(_LASTING_POSTGRES)
 
     def _put_rows(self, connection: sa.Connection, table: sa.Table, rows: list[dict[str, Any]]) -> None:
         """The upsert, compiled once a table and given to the driver as it is: twice the rows a second of `execute`."""
@@ -460,18 +497,8 @@ class Store:
             return counts.stats(lambda statement, values: connection.execute(sa.text(statement), dict(values)).all(), run_id)
 
 
-def _passes(error: Exception) -> bool:
-    """Whether a database that raises this is away or locked, and may take the same rows later."""
-    if not isinstance(error, sa.exc.DBAPIError):
-        return False
-    if isinstance(error.orig, sqlite3.Error):
-        return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF in _PASSING_SQLITE
-    state = getattr(error.orig, "sqlstate", None) or ""
-    return (error.connection_invalidated or isinstance(error, sa.exc.OperationalError)) and not state.startswith(_LASTING_POSTGRES)
-
-
 def sqlite_pragmas(connection: Any, _: object) -> None:
     cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=30000"):
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", f"busy_timeout={_LOCKED_OTHERS_MS}"):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()

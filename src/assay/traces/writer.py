@@ -28,11 +28,12 @@ class Writer:
     Args:
         commit: takes a batch; it must not raise. False: the database is away, and what has been put so far waits elsewhere. It is then called
             again, if need be without rows, until it returns True.
+        away: whether it is away already.
         refuse: what is called with a row that cannot wait any more, because too many do; None: who puts it waits.
     """
 
-    def __init__(self, commit: Callable[[Rows], bool], refuse: Callable[[str], None] | None = None) -> None:
-        self._commit, self.refuse = commit, refuse
+    def __init__(self, commit: Callable[[Rows], bool], refuse: Callable[[str], None] | None = None, *, away: bool = False) -> None:
+        self._commit, self.refuse, self._away = commit, refuse, away
         self._bytes, self._lock = 0, threading.Lock()
         self._flushes: list[threading.Event] = []  # to be set once the database is back
         self._waiting: deque[Any] = deque()  # (table, key, row, size), an event to set once all before it is committed, or None: the end
@@ -91,15 +92,14 @@ class Writer:
 
     def _write_forever(self) -> None:
         last: Any = ()
-        away = False
         while last is not None:
-            self._some.wait(_RETRY_S if away else None)
+            self._some.wait(_RETRY_S if self._away else None)
             self._hurry.wait(_INTERVAL_S)
             rows, last = self._next_batch()
             if isinstance(last, threading.Event):
                 self._flushes.append(last)
-            away = not self._commit(rows)
-            while not away and self._flushes:
+            self._away = not self._commit(rows)
+            while not self._away and self._flushes:
                 self._flushes.pop().set()
 
     def _next_batch(self) -> tuple[Rows, Any]:
