@@ -159,6 +159,19 @@ def test_runs_at_once_whose_calls_look_alike_are_not_taken_for_each_other(stage:
     assert [[tool.result for tool in rollout.tools] for rollout in stage.rollouts()] == [["42"], ["42"]]
 
 
+def test_results_go_to_the_call_of_their_own_conversation_in_a_run_that_has_several(stage: Stage) -> None:
+    """Both conversations of the run have a first call without an id."""
+    _, opened = post(f"{stage.url}/assay/rollouts", {"task_id": "t"}, Authorization="Bearer gateway-key-1")
+    key = {"x-goog-api-key": opened["api_key"]}
+    asked_for = [said("use the tool: one"), said("use the tool: two")]
+    calls = [stage.ask(one, tools=[CALCULATOR], headers=key)[1]["candidates"][0]["content"] for one in asked_for]
+    for at in (0, 1):
+        result = {"role": "user", "parts": [{"functionResponse": {"name": "calculator", "response": {"result": f"of {at}"}}}]}
+        stage.ask(asked_for[at], calls[at], result, tools=[CALCULATOR], headers=key)
+    (rollout,) = stage.rollouts()
+    assert [tool.result for tool in rollout.tools] == ["of 0", "of 1"]
+
+
 def test_a_function_that_must_be_called_ends_the_run_with_its_arguments(stage: Stage) -> None:
     config = {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["calculator"]}}
     stage.ask(said("answer"), tools=[CALCULATOR], toolConfig=config)

@@ -17,6 +17,7 @@ import orjson
 
 from assay.traces.asked import asked_schema, must_call
 from assay.traces.dialects import Answer, Message, chat_messages, chat_tools, part_texts, tool_results
+from assay.traces.gemini import CALL_IDS
 from assay.traces.prompts import Prompt, output_values
 
 __all__ = ["Asked", "Conversations", "Trail"]
@@ -86,6 +87,25 @@ class Asked:
     def prompt(self) -> str:
         """The last that a user said."""
         return next((part_texts(m.get("content")) for m in reversed(self.messages) if m.get("role") == "user"), "")
+
+    def call_keys(self, answer: Answer) -> list[str]:
+        """What the tool calls of an answer to this request are known by: their ids, or the conversation before them and their place."""
+        before = self.chain[-1].hex() if self.chain else ""
+        return [call_id or f"{before}:{at}" for at, (call_id, _, _) in enumerate(answer.tools)]
+
+    @cached_property
+    def brought(self) -> dict[str, str]:
+        """Results of tools by what their calls are known by, as in `call_keys`."""
+        found = tool_results(self.messages)
+        if self.dialect != "gemini":
+            return found
+        keys = {
+            call["id"]: f"{self.chain[place - 1].hex() if place else ''}:{at}"
+            for place, message in enumerate(self.messages)
+            for at, call in enumerate(message.get("tool_calls") or ())
+            if call["id"].startswith(CALL_IDS)
+        }
+        return {keys.get(call_id, call_id): result for call_id, result in found.items()}
 
     @cached_property
     def results(self) -> set[str]:

@@ -13,10 +13,8 @@ from typing import Any
 from assay.datasets import SPLITS
 from assay.errors import ConfigError, FailureKind, StoreError, UnknownRollout
 from assay.traces.conversation import Asked, Conversations, Trail
-from assay.traces.dialects import Answer, tool_results
+from assay.traces.dialects import Answer
 from assay.traces.ending import NO_ANSWER, NOT_RECORDED, Ending, answered_with, prediction_of
-from assay.traces.gemini import CALL_IDS
-from assay.traces.linking import linked_calls
 from assay.traces.records import Rollout, Transition, new_id
 from assay.traces.store import Store
 
@@ -53,7 +51,9 @@ class Live:
     touched: float = field(default_factory=time.monotonic)
     broken: FailureKind | None = None  # how its last call failed
     ended_as: str | None = None  # how it had ended before a late call opened it again
-    waiting: dict[str, tuple[int, int]] = field(default_factory=dict)  # tool calls without a result, by id: their turn, and which of its calls
+    waiting: dict[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # tool calls without a result, by `Asked.call_keys`: their turn, and which of its calls
     flying: set[int] = field(default_factory=set)  # turns that are being answered
     partial: bool = False  # its row is changed and not written anew: some of it is not in memory any more
     let_go: set[str] = field(default_factory=set)  # large fields of the rollout that the store alone holds
@@ -174,8 +174,8 @@ class LiveRollouts:
     def asked(self, live: Live, request: Asked) -> int:
         """Notes a call that is about to be made, and the tool results that it brings; returns its turn."""
         self._conversations.asked(live, request)
-        for call_id, result in tool_results(request.messages).items():
-            if (found := live.waiting.pop(call_id, None)) is not None:
+        for key, result in request.brought.items():
+            if (found := live.waiting.pop(key, None)) is not None:
                 self.store.put_tool_result(live.rollout.id, *found, result[:20_000])
         turn, live.turns = live.turns, live.turns + 1
         live.in_flight += 1
@@ -195,8 +195,7 @@ class LiveRollouts:
             transition.tools = answer.tool_calls()
             if any(tool.error is not None for tool in transition.tools):  # arguments that are no JSON object
                 transition.failure = FailureKind.PARSE
-            calls = linked_calls(request.messages, answer.tools, CALL_IDS) if request.dialect == "gemini" else answer.tools
-            live.waiting.update({call_id: (transition.t, at) for at, (call_id, _, _) in enumerate(calls) if call_id})
+            live.waiting.update({key: (transition.t, at) for at, key in enumerate(request.call_keys(answer))})
             ending = answered_with(transition.request, answer, live.called)
             live.ending = Ending(known=ending.known)
             live.rollout.prediction = prediction_of(ending.value)
