@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import dspy
 
 from assay.datasets import SPLITS, Task
-from assay.datasets.tasks import content_hash
+from assay.datasets.tasks import consent_text, content_hash
 from assay.deployment.artifact import demand_trust_around
 from assay.errors import AssayError, ConfigError, FailureKind
 from assay.models import LanguageModel, with_recording
@@ -120,6 +120,8 @@ def record(
             raise ConfigError(f"{name}={value!r} must be a number between 0 and 1")
     if told.get("split", "") not in ("", *SPLITS):
         raise ConfigError(f"split={told['split']!r} must be one of {', '.join(SPLITS)}, or none")
+    if told.get("consent") is not None:
+        told["consent"] = consent_text(told["consent"])
     known = task if isinstance(task, Task) else _task_from(task)
     if isinstance(rubric, str | Path):
         demand_trust_around(rubric)

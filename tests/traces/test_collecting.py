@@ -11,6 +11,7 @@ from typing import Any
 
 import dspy
 import pytest
+import sqlalchemy as sa
 from click.testing import CliRunner
 
 import assay
@@ -21,7 +22,9 @@ from assay.exporting import forget_subject, score_rollouts
 from assay.recording import _store
 from assay.testing import scripted_lm
 from assay.traces import Rollout, Store, ToolCall, Transition
+from assay.traces.schema import known_tasks
 from assay.traces.sealing import know_splits
+from assay.traces.selection import consents
 
 
 def answers(text: str = "7") -> Any:
@@ -276,3 +279,21 @@ def test_people_rate_and_are_forgotten_from_the_command_line() -> None:
     failed = run("export", "sft", "--out", "o", "--json")
     assert failed.returncode == 2
     assert "nothing to export" in failed.stderr
+
+
+@pytest.mark.parametrize(("told", "kept"), [(True, "yes"), (False, "no"), ("no", "no"), (1, "1"), (0.0, "0"), (None, None)])
+def test_consent_is_read_alike_wherever_it_is_told(told: Any, kept: str | None, tmp_path: Path, program: str) -> None:
+    with Store(tmp_path / "i.db") as store:
+        assay.DataCollector(store).collect_interaction_data([{"input": "a", "output": "b", "consent": told}])
+        store.flush()
+        assert [r.consent for r in store.rollouts()] == [kept]
+    with assay.record("a", store=tmp_path / "r.db", consent=told) as run:
+        run.answer("b")
+    assert run.rollout.consent == kept
+    rows = [{"question": f"q{at}", "answer": "7", "consent": told, "split": "val"} for at in range(2)]
+    assay.evaluate(program, rubric="r.yaml", data=rows, lm=answers(), store=tmp_path / "e.db", preflight=False, salt="s")
+    with Store(tmp_path / "e.db") as store:
+        assert {r.consent for r in store.rollouts()} == {kept}
+        with store.engine.connect() as connection:  # of demonstrations that show these tasks
+            assert set(connection.execute(sa.select(known_tasks.c.consent)).scalars()) == {kept}
+    assert consents(kept or "") == (told in (True, 1))

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from assay.errors import DataError
 
-__all__ = ["OWNERS", "SPLITS", "EmptyInputs", "Task", "make_task", "missing_inputs"]
+__all__ = ["OWNERS", "SPLITS", "EmptyInputs", "Task", "consent_text", "make_task", "missing_inputs", "owners_of"]
 
 OWNERS = ("tenant", "data_subject", "consent")  # whose data a task is: columns of this name go into the metadata
 _STRUCTURE = {"id", "task_type", "split", "inputs", "expected", "metadata", *OWNERS}
@@ -54,6 +54,20 @@ _encode = json.JSONEncoder(sort_keys=True, ensure_ascii=False, default=str).enco
 
 def content_hash(inputs: Mapping[str, Any]) -> str:
     return hashlib.sha256(_encode(inputs).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def consent_text(value: Any) -> str:
+    """A consent as it is recorded: `yes` or `no` of a boolean, anything else as text. Which words mean that it was given:
+    `assay.traces.selection.consents`."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def owners_of(fields: Mapping[str, Any]) -> dict[str, str]:
+    """Whose data something is, of a row or of metadata: `tenant`, `data_subject` and `consent`, those that are there."""
+    told = {name: fields[name] for name in OWNERS if fields.get(name) is not None}
+    return {name: consent_text(value) if name == "consent" else str(value) for name, value in told.items()}
 
 
 def make_task(row: Mapping[str, Any], *, where: str = "row", inputs: Collection[str] | None = None) -> Task:

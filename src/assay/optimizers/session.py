@@ -12,7 +12,7 @@ import dspy
 from dspy.utils.exceptions import AdapterParseError
 
 from assay.datasets import Task
-from assay.datasets.tasks import OWNERS, content_hash
+from assay.datasets.tasks import content_hash, owners_of
 from assay.errors import AssayError, ConfigError, FailureKind
 from assay.models import LanguageModel, Meter, sample_scope
 from assay.models.failures import failure_of_run, is_own, stop_in
@@ -124,8 +124,7 @@ class UnreadTrace(list[Any]):
 
 def kept_of(task: Task) -> dict[str, Any]:
     """What a rollout keeps of its task beside the inputs; whose it is stands in the task's metadata, where it is known."""
-    whose = {name: str(task.metadata[name]) for name in OWNERS if task.metadata.get(name) is not None}
-    return {"expected": dict(task.expected), "metadata": dict(task.metadata), **whose}
+    return {"expected": dict(task.expected), "metadata": dict(task.metadata), **owners_of(task.metadata)}
 
 
 def has_tools(program: dspy.Module) -> bool:

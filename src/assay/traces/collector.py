@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.datasets import load_tasks
-from assay.datasets.tasks import content_hash
+from assay.datasets.tasks import content_hash, owners_of
 from assay.errors import ConfigError
 from assay.traces.records import Rollout, Transition, new_id
 from assay.traces.store import Store
@@ -87,7 +87,7 @@ class DataCollector:
         model = str(row.get("model") or "unknown")
         request = {"dialect": "chat", "body": {"model": model, "messages": [{"role": "user", "content": row["input"]}]}}
         response = {"body": {"choices": [{"message": {"role": "assistant", "content": row["output"]}, "finish_reason": "stop"}]}}
-        whose: dict[str, Any] = {name: str(row[name]) for name in ("data_subject", "tenant", "consent") if row.get(name)}
+        whose: dict[str, Any] = {name: text for name, text in owners_of(row).items() if text}
         rating = None if row.get("rating") is None else float(row["rating"])
         return Rollout(
             run_id=self._run,

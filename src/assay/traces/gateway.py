@@ -34,7 +34,7 @@ from assay.traces.passing import Passed, is_constrained, json_body, pass_on, sen
 from assay.traces.records import Rollout, Transition
 from assay.traces.relay import Relay, inner_path
 from assay.traces.store import Store
-from assay.traces.upstreams import EmbeddedUpstream, HttpUpstream, LitellmUpstream, upstream_of
+from assay.traces.upstreams import EmbeddedUpstream, HttpUpstream, LitellmUpstream, answering_model, asked_model, upstream_of
 
 __all__ = ["Gateway"]
 
@@ -231,9 +231,14 @@ class Gateway:
         streams = request.match_info.get("verb") == "streamGenerateContent"
         in_path = {"model": gemini.model_in(request.path), "stream": streams} if dialect == "gemini" else {}
         live = await self._rollout_of(request, asked)
+        path = inner_path(request) if "/openai/" in request.path or in_path else ""
+        model = live.upstream.named or asked_model({**kept, **in_path}, path)
+        if not live.rollout.model:
+            live.rollout.model = model
+            self.rollouts.put(live)
         turn = self.rollouts.asked(live, asked)
         transition = Transition(
-            t=turn, model=live.upstream.name, weights=live.upstream.weights, adapters=tuple(live.upstream.adapters),
+            t=turn, model=model, weights=live.upstream.weights, adapters=tuple(live.upstream.adapters),
             request={"dialect": dialect, **in_path, "body": kept}, started_at=time.time(),
             constrained=is_constrained(body) or (asked.insists and isinstance(live.upstream, EmbeddedUpstream)),
         )  # fmt: skip
@@ -247,7 +252,6 @@ class Gateway:
 
         try:
             headers = self.access.passed_on(request.headers)
-            path = inner_path(request) if "/openai/" in request.path or in_path else ""
             async with live.upstream.ask(dialect, body, raw, headers, self.access.query_passed_on(request), path) as reply:
                 return await pass_on(request, reply, passed, live.rollout.id, keep, choices=_choices(dialect, body), streams=streams)
         except AssayError as error:  # a package that is missing: the caller is told which
@@ -295,6 +299,9 @@ class Gateway:
         self.ended += 1
         answer, response_id = passed.answer(asked.dialect, transition)
         transition.cost_usd = live.upstream.price_usd
+        if not live.upstream.named and (name := answering_model(transition.response)) is not None:
+            live.rollout.model = name if live.rollout.model == transition.model else live.rollout.model
+            transition.model = name
         try:
             again = not 400 <= passed.status < 500 or passed.status in (408, 409, 429)
             self.rollouts.answered(live, transition, asked, answer, response_id, again=again)

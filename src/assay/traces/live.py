@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from assay.datasets import SPLITS
+from assay.datasets.tasks import consent_text
 from assay.errors import ConfigError, FailureKind, StoreError, UnknownRollout
 from assay.traces.conversation import Asked, Conversations, Trail
 from assay.traces.dialects import Answer
@@ -90,7 +91,7 @@ class LiveRollouts:
         if name and (rollout_id_of(name) in self.open or (known is not None and known.id == rollout_id_of(name))):
             raise ConfigError(f"rollout {name!r} is there already: name a new one, or go on with it by its name")
         rollout = Rollout(id=rollout_id_of(name) if name else new_id(), run_id=self.run_id, source="gateway", phase="serve", **fields)
-        rollout.model, rollout.adapters = upstream.name, tuple(upstream.adapters)
+        rollout.model, rollout.adapters = upstream.named, tuple(upstream.adapters)
         if name and rollout.id != name:
             rollout.metadata = {**rollout.metadata, "client_id": name[:200]}
         rollout.group_id = rollout.group_id or rollout.task_id
@@ -358,6 +359,8 @@ def _checked(told: Mapping[str, Any]) -> dict[str, Any]:
         key = "group_id" if name == "group" else name
         if value is None:
             continue
+        if key == "consent" and isinstance(value, bool):
+            value = consent_text(value)
         if key in _MAPPINGS:
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{name}={value!r} must be an object")

@@ -16,7 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from assay.datasets.splits import split_of
-from assay.datasets.tasks import SPLITS, Task, content_hash
+from assay.datasets.tasks import SPLITS, Task, content_hash, owners_of
 from assay.errors import ConfigError
 from assay.traces import schema
 from assay.traces.records import subject_digest
@@ -155,9 +155,9 @@ def know_tasks(store: Store, splits: Mapping[str, Iterable[Task]]) -> None:
 
 
 def _whose(metadata: Mapping[str, Any]) -> dict[str, str | None]:
-    told = {name: None if metadata.get(name) is None else str(metadata[name]) for name in ("tenant", "consent", "data_subject")}
-    subject = told.pop("data_subject")
-    return {**told, "subject": None if subject is None else subject_digest(subject)}
+    told = owners_of(metadata)
+    subject = told.pop("data_subject", None)
+    return {"tenant": None, "consent": None, **told, "subject": None if subject is None else subject_digest(subject)}
 
 
 class SplitFinder:

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import aiohttp
 import orjson
@@ -33,9 +33,10 @@ from assay.traces.embedded_chat import as_called, chat_request, chunks_of, refus
 from assay.traces.headers import KEYS, request_headers, response_headers
 from assay.traces.speaking import spoken, spoken_stream
 
-__all__ = ["EmbeddedUpstream", "HttpUpstream", "LitellmUpstream", "Reply", "upstream_of"]
+__all__ = ["EmbeddedUpstream", "HttpUpstream", "LitellmUpstream", "Reply", "answering_model", "asked_model", "upstream_of"]
 
 _STATUS = {FailureKind.TIMEOUT: 504, FailureKind.CONTEXT: 400}  # whatever status litellm gives to its own timeouts
+_NAME = 200  # characters of a model's name that callers and servers choose
 _DEPLOYMENT = re.compile(r"(?<=^/openai/deployments/)[^/]+")
 _AZURE = "/openai/"  # how paths of Azure begin, which takes a key in a header of its own
 _STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}  # of streams that the gateway writes itself
@@ -98,6 +99,11 @@ class HttpUpstream:
 
     def __post_init__(self) -> None:
         know(self.key)
+
+    @property
+    def named(self) -> str:
+        """The model that answers, as transitions say it; "" where the callers name it: `name` is then an address."""
+        return "" if self.model is None and self.name == self.base else self.name
 
     @asynccontextmanager
     async def ask(
@@ -223,6 +229,11 @@ class LitellmUpstream:
         keys: list[str] = []
         fields(dict(self.client), found=keys)
         know(*keys)
+
+    @property
+    def named(self) -> str:
+        """As `HttpUpstream.named`."""
+        return self.name
 
     @asynccontextmanager
     async def ask(
@@ -368,6 +379,20 @@ async def _events(dialect: str, answer: Any, in_time: Callable[[Awaitable[Any]],
 
 def _plain(value: Any) -> Any:
     return value.model_dump(mode="json", exclude_none=True) if hasattr(value, "model_dump") else value
+
+
+def asked_model(body: Mapping[str, Any], path: str) -> str:
+    """The model that a request names, in its body or, as Azure's, in its path. Gemini's was read from the path before."""
+    deployment = _DEPLOYMENT.search(path)
+    name = body.get("model") or (unquote(deployment[0]) if deployment else "")
+    return name[:_NAME] if isinstance(name, str) and name else "unknown"
+
+
+def answering_model(response: Mapping[str, Any] | None) -> str | None:
+    """The model that an answer names."""
+    body = (response or {}).get("body") or {}
+    name = body.get("model") or body.get("modelVersion")  # Gemini's
+    return name[:_NAME] if isinstance(name, str) and name else None
 
 
 def upstream_of(

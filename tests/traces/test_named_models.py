@@ -1,0 +1,93 @@
+"""Which model a row of the gateway names, where the upstream's address is all that was given."""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.testing.serving import served
+from assay.testing.upstream import ScriptedUpstream
+from assay.traces import Rollout, Store
+from assay.traces.gateway import Gateway
+from assay.traces.upstreams import upstream_of
+
+PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
+GEMINI = "/v1beta/models/small:generateContent"
+
+
+class Stage:
+    def __init__(self, gateway: Gateway, url: str) -> None:
+        self.gateway, self.url = gateway, url
+
+    def post(self, path: str, body: Any, **headers: str) -> dict[str, Any]:
+        given = {"Content-Type": "application/json", "Authorization": f"Bearer {self.gateway.access.key}", **headers}
+        request = urllib.request.Request(self.url + path, data=json.dumps(body).encode(), headers=given)
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                raw = answer.read()
+        except urllib.error.HTTPError as error:
+            raw = error.read()
+        found: dict[str, Any] = json.loads(raw) if raw.startswith(b"{") else {}
+        return found
+
+    def rollouts(self) -> list[Rollout]:
+        self.gateway.store.flush()
+        return [self.gateway.store.rollout(rollout.id) for rollout in self.gateway.store.rollouts()]
+
+
+@pytest.fixture
+def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    upstream = ScriptedUpstream(name="small-2025-01")
+    with Store(tmp_path / "s.db") as store, served(upstream.app()) as behind:
+        gateway = Gateway(store, upstream_of(getattr(request, "param", None), base=behind))
+        with served(gateway.app()) as url:
+            yield Stage(gateway, url)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("dialect", list(PATHS))
+def test_a_row_names_the_model_that_the_answer_names(stage: Stage, dialect: str, stream: bool) -> None:
+    said = {"responses": {"input": "a"}, "completions": {"prompt": "a"}}.get(dialect, {"messages": [{"role": "user", "content": "a"}]})
+    stage.post(PATHS[dialect], {"model": "small", "stream": stream, "max_tokens": 9, **said})
+    (rollout,) = stage.rollouts()
+    assert (rollout.model, [call.model for call in rollout.transitions]) == ("small-2025-01", ["small-2025-01"])
+
+
+def test_geminis_models_stand_in_the_path_and_in_the_answers_version(stage: Stage) -> None:
+    stage.post(GEMINI, {"contents": [{"role": "user", "parts": [{"text": "a"}]}]})
+    stage.post(GEMINI, {"contents": [{"role": "user", "parts": [{"text": "#500"}]}]})
+    assert sorted(rollout.transitions[0].model for rollout in stage.rollouts()) == ["small", "small-2025-01"]
+
+
+def test_a_call_without_an_answer_names_the_model_that_was_asked_for(stage: Stage) -> None:
+    stage.post(PATHS["chat"], {"model": "small", "messages": [{"role": "user", "content": "#500"}]})
+    stage.post("/openai/deployments/my%20own/chat/completions?api-version=1", {"messages": [{"role": "user", "content": "#500 too"}]})
+    stage.post(PATHS["chat"], {"messages": [{"role": "user", "content": "#500 three"}]})
+    found = [(rollout.model, rollout.transitions[0].model) for rollout in sorted(stage.rollouts(), key=lambda one: one.started_at)]
+    assert found == [("small", "small"), ("my own", "my own"), ("unknown", "unknown")]
+
+
+def test_an_opened_rollout_has_the_model_of_its_first_answer_and_each_call_its_own(stage: Stage) -> None:
+    opened = stage.post("/assay/rollouts", {"task_id": "t"})
+    assert [rollout.model for rollout in stage.rollouts()] == [""]
+    for text in ("#500", "a"):
+        stage.post(f"/r/{opened['id']}{PATHS['chat']}", {"model": "small", "messages": [{"role": "user", "content": text}]})
+    (rollout,) = stage.rollouts()
+    assert (rollout.model, [call.model for call in rollout.transitions]) == ("small-2025-01", ["small", "small-2025-01"])
+
+
+@pytest.mark.parametrize("stage", ["openai/tuned"], indirect=True)
+def test_a_model_that_serve_was_given_is_what_rows_name(stage: Stage) -> None:
+    stage.post(PATHS["chat"], {"model": "small", "messages": [{"role": "user", "content": "a"}]})
+    (rollout,) = stage.rollouts()
+    assert (rollout.model, rollout.transitions[0].model) == ("openai/tuned", "openai/tuned")
+
+
+@pytest.mark.parametrize(("told", "kept"), [(True, "yes"), (False, "no"), ("given", "given"), (None, None)])
+def test_consent_may_be_said_as_a_boolean(stage: Stage, told: Any, kept: str | None) -> None:
+    assert "id" in stage.post("/assay/rollouts", {"task_id": "t", "consent": told})
+    assert [rollout.consent for rollout in stage.rollouts()] == [kept]
