@@ -58,7 +58,7 @@ def test_the_mapped_folders_exist() -> None:
     [
         ("rubric_anywhere.py", []),
         ("trl_reward.py", ["--steps", "1", "--generations", "2", "--tokens", "8"]),
-        ("parameter_impact_example.py", ["--tasks", "4", "--levels", "2", "--trials", "5", "--ranges", "max_steps=1:4", "temperature=0.1:1"]),
+        ("parameter_impact_example.py", ["--tasks", "3", "--levels", "2", "--trials", "4", "--ranges", "max_steps=1:4", "temperature=0.1:1"]),
     ],
 )
 def test_examples_run(embedded: str, own_folder: Path, example: str, flags: list[str]) -> None:

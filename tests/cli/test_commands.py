@@ -18,6 +18,7 @@ from assay.cli.main import _how_to_continue
 ASSAY = [sys.executable, "-c", "from assay.cli import main; main()"]
 COMPILE = ["compile", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=80", "--set", "temperature=0.1"]
 SMALL = ["--train-size", "8", "--val-size", "6", "--gate-size", "5", "--test-size", "5", "--max-search-calls", "40"]
+SMALLEST = ["--train-size", "8", "--val-size", "4", "--gate-size", "3", "--test-size", "3", "--max-search-calls", "20"]
 
 
 def assay(*args: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
@@ -226,12 +227,12 @@ def test_ctrl_c_keeps_what_was_found(embedded: str) -> None:
 @pytest.mark.model
 @pytest.mark.slow
 def test_two_compiles_in_one_folder(embedded: str) -> None:
-    first = subprocess.Popen([*ASSAY, *COMPILE, *SMALL], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    first = subprocess.Popen([*ASSAY, *COMPILE, *SMALLEST], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     _until(lambda: _transitions() > 0)
-    same = assay(*COMPILE, *SMALL)
+    same = assay(*COMPILE, *SMALLEST)
     assert same.returncode == 2
     assert "running already" in same.stderr
-    other = assay(*COMPILE, *SMALL, "--seed", "1", timeout=600)
+    other = assay(*COMPILE, *SMALLEST, "--seed", "1", timeout=600)
     assert other.returncode == 0, other.stderr
     output, errors = first.communicate(timeout=600)
     assert first.returncode == 0, errors

@@ -578,16 +578,16 @@ def test_a_policy_tunes_a_program(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_command_tunes_with_several_workers_stops_at_a_kill_and_goes_on(embedded: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from assay.cli import main; main()", "tune", "math_qa", "--rubric", "math_qa", "--data", "arithmetic:size=60"]
-    flags = ["--range", "max_steps=2:4", "--range", "temperature=0.1:0.6", "--trials", "4", "--val-size", "4", "--gate-size", "5", "--test-size", "5"]
+    flags = ["--range", "max_steps=2:4", "--range", "temperature=0.1:0.6", "--trials", "4", "--val-size", "3", "--gate-size", "3", "--test-size", "3"]
     common: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 900, "cwd": tmp_path}
-    cut = subprocess.run([*command, *flags, "--json", "--max-calls", "80"], **common)
+    cut = subprocess.run([*command, *flags, "--json", "--max-calls", "60"], **common)
     assert cut.returncode in (0, 1), cut.stderr
     ended = subprocess.run([*command, *flags, "--workers", "2", "--json", "--resume"], **common)
     assert ended.returncode == 0, ended.stderr
     data = json.loads(ended.stdout)
     assert data["complete"] + data["pruned"] >= 4
     assert 2 <= data["best"]["max_steps"] <= 4
-    assert data["test"]["default"]["n"] == data["test"]["tuned"]["n"] == 5
+    assert data["test"]["default"]["n"] == data["test"]["tuned"]["n"] == 3
     shown = subprocess.run([*command[:3], "run", data["artifact"], "question=What is 17 + 25?"], **common)
     assert shown.returncode == 0, shown.stderr
 
