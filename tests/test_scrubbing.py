@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -192,3 +193,22 @@ def test_verdicts_and_tool_results_lose_known_secrets_and_nothing_else(tmp_path:
         (found,) = store.rollout(rollout.id).transitions
     assert found.request["body"]["messages"][0]["content"] == f"env: {MARK}; password: hunter2"
     assert found.output == '{"password": "hunter2"}'
+
+
+_SECRETS = ["sk-plain-secret-1234", 'with"quote-and-\\-98765', "schlüssel-geheim-4321", "tab\tsecret-5678-9"]
+
+
+@pytest.mark.parametrize("secret", _SECRETS)
+@pytest.mark.parametrize("escaped", [False, True])
+def test_a_secret_is_found_in_a_long_conversation_however_it_is_written(secret: str, escaped: bool) -> None:
+    """The whole is searched at once where that tells; a secret that JSON writes with escapes is searched for in each text."""
+    text = f"it is {json.dumps(secret)[1:-1] if escaped else secret}."
+    messages = [{"role": "user", "content": "hello"}, {"role": "user", "content": [{"type": "text", "text": text}]}]
+    bare = fields({"model": "m", "messages": messages}, [secret])
+    assert bare["messages"] == [messages[0], {"role": "user", "content": [{"type": "text", "text": f"it is {MARK}."}]}]
+    assert fields({"messages": messages[:1]}, [secret]) == {"messages": messages[:1]}
+
+
+def test_a_field_for_credentials_is_found_in_tuples_and_other_mappings_of_a_conversation() -> None:
+    deep = OrderedDict(role="user", content=({"x": [{"api_key": "sk-1234567890abcdef"}]},))
+    assert "sk-1234567890abcdef" not in str(fields({"messages": [{"role": "user", "content": "a"}, deep]}))

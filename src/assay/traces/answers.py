@@ -7,9 +7,10 @@ from typing import Any
 
 from assay.traces.records import ToolCall
 
-__all__ = ["Answer", "Message", "chat_call", "content_of", "count_of", "each", "hashed", "part_texts"]
+__all__ = ["MAPPING", "Answer", "Message", "chat_call", "content_of", "count_of", "each", "hashed", "part_texts"]
 
 Message = dict[str, Any]
+_LISTS, MAPPING = (list, tuple), (dict, Mapping)  # a dict is known at once; `Mapping` alone asks for each
 
 
 class Answer:
@@ -94,13 +95,18 @@ def part_texts(content: Any) -> str:
 
 def content_of(content: Any) -> Any:
     """Texts as one string; content with images or files stays a list of parts."""
+    if type(content) is str:
+        return content
     if isinstance(content, list) and any(isinstance(part, Mapping) and "text" not in part for part in content):
         return content
     return part_texts(content)
 
 
 def each(value: Any) -> Iterator[Mapping[str, Any]]:
-    yield from (part for part in value if isinstance(part, Mapping)) if isinstance(value, list | tuple) else ()
+    if isinstance(value, _LISTS):
+        for part in value:
+            if isinstance(part, MAPPING):
+                yield part
 
 
 def count_of(value: Any) -> int | None:

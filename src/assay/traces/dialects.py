@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from assay.traces import gemini
-from assay.traces.answers import Answer, Message, chat_call, content_of, count_of, each, hashed, part_texts
+from assay.traces.answers import MAPPING, Answer, Message, chat_call, content_of, count_of, each, hashed, part_texts
 from assay.traces.linking import linked_calls
 
 __all__ = [
@@ -61,10 +61,13 @@ def tool_results(messages: Sequence[Message]) -> dict[str, str]:
 
 def _from_chat(body: Mapping[str, Any]) -> Iterator[Message]:
     for message in each(body.get("messages")):
-        kept = {key: message[key] for key in ("role", "tool_call_id", "name") if message.get(key) is not None}
-        kept["role"] = "system" if kept.get("role") == "developer" else str(kept.get("role", "user"))
-        kept["content"] = content_of(message.get("content")) or str(message.get("refusal") or "")
-        functions = [(c, c["function"]) for c in each(message.get("tool_calls")) if isinstance(c.get("function"), Mapping)]
+        role, content, called = message.get("role"), message.get("content"), message.get("tool_calls")
+        kept: Message = {"role": "system" if role == "developer" else "user" if role is None else str(role)}
+        for key in ("tool_call_id", "name"):
+            if (value := message.get(key)) is not None:
+                kept[key] = value
+        kept["content"] = content_of(content) or str(message.get("refusal") or "")
+        functions = [(c, c["function"]) for c in each(called) if isinstance(c.get("function"), MAPPING)] if called else ()
         if calls := [chat_call(str(c.get("id") or ""), str(f.get("name") or ""), str(f.get("arguments") or "")) for c, f in functions]:
             kept["tool_calls"] = calls
             kept["content"] = kept["content"] or None

@@ -7,7 +7,6 @@ made up.
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -26,15 +25,15 @@ from assay.models.roles import is_embedded
 from assay.scrubbing import know, message, said
 from assay.traces import gemini
 from assay.traces.access import LOOPBACK, Access, Refused
+from assay.traces.calls import Call, sent
 from assay.traces.connections import Connections, SlowRequest
-from assay.traces.conversation import Asked
 from assay.traces.dialects import DIALECTS
-from assay.traces.live import Live, LiveRollouts, check_status, rollout_id_of
-from assay.traces.passing import Passed, is_constrained, json_body, pass_on, sent_secrets, storable
-from assay.traces.records import Rollout, Transition
+from assay.traces.live import LiveRollouts, check_status, rollout_id_of
+from assay.traces.passing import json_body, pass_on, sent_secrets
+from assay.traces.records import Rollout
 from assay.traces.relay import Relay, inner_path
 from assay.traces.store import Store
-from assay.traces.upstreams import EmbeddedUpstream, HttpUpstream, LitellmUpstream, answering_model, asked_model, upstream_of
+from assay.traces.upstreams import EmbeddedUpstream, HttpUpstream, LitellmUpstream, upstream_of
 
 __all__ = ["Gateway"]
 
@@ -82,6 +81,7 @@ class Gateway:
         self.connections = Connections(receive_s, max_body)
         self.relay = Relay()
         self._upstreams: list[Upstream] = [upstream]
+        self._several = False  # whether open rollouts have another upstream than new ones
         # Those that only read are not kept waiting by those that wait until rows are written.
         self._readers, self._waiters = (ThreadPoolExecutor(4, f"assay-gateway-{name}") for name in ("reads", "waits"))
         store.never_wait()
@@ -127,6 +127,7 @@ class Gateway:
                 await asyncio.sleep(min(30.0, max(0.05, self.rollouts.idle_s / 4)))
                 try:
                     self.rollouts.sweep()
+                    self._several = any(live.upstream is not self.upstream for live in self.rollouts.open.values())
                     await self._settle()
                 except Exception as error:  # it must go on
                     _LOG.error("idle rollouts could not be ended: %s: %s", type(error).__name__, error)
@@ -225,35 +226,18 @@ class Gateway:
     async def _call(self, dialect: str, request: web.Request) -> web.StreamResponse:
         raw = await self.connections.body(request)
         body = json_body(raw)
-        passed, secrets = Passed(), sent_secrets(request)
-        kept, passed.secrets = storable(body, secrets), secrets
-        asked = Asked(dialect, kept, request.headers)
         streams = request.match_info.get("verb") == "streamGenerateContent"
         in_path = {"model": gemini.model_in(request.path), "stream": streams} if dialect == "gemini" else {}
-        live = await self._rollout_of(request, asked)
         path = inner_path(request) if "/openai/" in request.path or in_path else ""
-        model = live.upstream.named or asked_model({**kept, **in_path}, path)
-        if not live.rollout.model:
-            live.rollout.model = model
-            self.rollouts.put(live)
-        turn = self.rollouts.asked(live, asked)
-        transition = Transition(
-            t=turn, model=model, weights=live.upstream.weights, adapters=tuple(live.upstream.adapters),
-            request={"dialect": dialect, **in_path, "body": kept}, started_at=time.time(),
-            constrained=is_constrained(body) or (asked.insists and isinstance(live.upstream, EmbeddedUpstream)),
-        )  # fmt: skip
+        call = Call(self.rollouts, dialect, request, body, path, in_path, self._told(request))
+        upstream = await self._upstream_of(request, call)
+        passed = call.passed
         self.asked += 1
-        clock = time.perf_counter()
-
-        def keep() -> None:
-            if not passed.kept:
-                passed.kept, transition.latency_ms = True, (time.perf_counter() - clock) * 1000
-                self._keep(live, transition, asked, passed)
-
         try:
-            headers = self.access.passed_on(request.headers)
-            async with live.upstream.ask(dialect, body, raw, headers, self.access.query_passed_on(request), path) as reply:
-                return await pass_on(request, reply, passed, live.rollout.id, keep, choices=_choices(dialect, body), streams=streams)
+            asking = upstream.ask(dialect, body, raw, self.access.passed_on(request.headers), self.access.query_passed_on(request), path)
+            async with sent(asking, partial(call.begin, upstream)) as reply:
+                keep = partial(self._keep, call)
+                return await pass_on(request, reply, passed, call.rollout_id, keep, choices=_choices(dialect, body), streams=streams)
         except AssayError as error:  # a package that is missing: the caller is told which
             passed.fail(str(error), FailureKind.MODEL)
             raise
@@ -263,51 +247,39 @@ class Gateway:
             raise
         except Exception as error:  # of the upstream; aiohttp's client errors are no OSErrors all of them
             kind = failure_of_call(error)
-            passed.fail(said(error, secrets), kind)
+            passed.fail(said(error, passed.secrets), kind)
             if passed.response is None:
-                return _error(_STATUS.get(kind, 502), f"the upstream does not answer: {type(error).__name__}", rollout=live.rollout.id)
+                return _error(_STATUS.get(kind, 502), f"the upstream does not answer: {type(error).__name__}", rollout=call.rollout_id)
             if isinstance(error, ConnectionError):
                 raise
-            raise ConnectionResetError(said(error, secrets)) from error
+            raise ConnectionResetError(said(error, passed.secrets)) from error
         finally:
-            keep()
+            self._keep(call)
             ends = request.headers.get("x-assay-end", "0").lower() not in ("", "0", "false", "no")
-            if ends and live.rollout.id in self.rollouts.open:
-                self.rollouts.close(live.rollout.id)
+            if ends and call.rollout_id in self.rollouts.open:
+                self.rollouts.close(call.rollout_id)
 
-    async def _rollout_of(self, request: web.Request, asked: Asked) -> Live:
-        """By token, by header, by path, by key, or by the conversation itself."""
-        caller = self.access.caller(request)
-        name = self.access.rollout_named(request, caller)
-        if name is None:
-            return self.rollouts.of_conversation(asked, self.upstream)
-        if len(name) > 200:
-            raise ConfigError("a rollout's name may have at most 200 characters")
-        known = await self._stored(name)
-        live = self.rollouts.named(name, self.upstream, known)
-        if not live.rollout.task_id and not live.turns:
-            told: Mapping[str, str] = request.headers if caller.rollout is None else {}  # an agent does not choose what it is compared with
-            live.rollout.task_id = told.get("x-assay-task", "")[:1000]
-            live.rollout.group_id = told.get("x-assay-group", "")[:1000] or live.rollout.task_id
-            if "inputs" not in live.let_go:
-                live.rollout.inputs = live.rollout.inputs or {"prompt": asked.prompt}
-            self.rollouts.put(live)
-        return live
+    def _told(self, request: web.Request) -> Mapping[str, str]:
+        """The headers that may say what a rollout is compared with: an agent with its own token does not choose that."""
+        return request.headers if self.access.caller(request).rollout is None else {}
 
-    def _keep(self, live: Live, transition: Transition, asked: Asked, passed: "Passed") -> None:
-        """A call that has ended becomes a transition. What cannot be read of it is kept as text with an error, never dropped."""
-        self.ended += 1
-        answer, response_id = passed.answer(asked.dialect, transition)
-        transition.cost_usd = live.upstream.price_usd
-        if not live.upstream.named and (name := answering_model(transition.response)) is not None:
-            live.rollout.model = name if live.rollout.model == transition.model else live.rollout.model
-            transition.model = name
-        try:
-            again = not 400 <= passed.status < 500 or passed.status in (408, 409, 429)
-            self.rollouts.answered(live, transition, asked, answer, response_id, again=again)
-            self.stored += 1
-        except Exception as error:  # the caller has its answer; the audit will say that this one is missing
-            _LOG.error("a call could not be stored: %s", said(error, passed.secrets))
+    def _keep(self, call: Call) -> None:
+        if not call.passed.kept:
+            self.ended += 1
+            self.stored += call.keep()
+
+    async def _upstream_of(self, request: web.Request, call: Call) -> Upstream:
+        """What answers a call. Its rollout is found by token, header, path or key; by the conversation only where rollouts have several upstreams."""
+        name = self.access.rollout_named(request, self.access.caller(request))
+        if name is not None:
+            if len(name) > 200:
+                raise ConfigError("a rollout's name may have at most 200 characters")
+            known = await self._stored(name)
+            call.of(self.rollouts.named(name, self.upstream, known), name)
+        elif self._several:
+            call.of(self.rollouts.of_conversation(call.asked(), self.upstream))
+        found: Upstream = self.upstream if call.live is None else call.live.upstream
+        return found
 
     # -- rollouts over HTTP
 
@@ -385,6 +357,7 @@ class Gateway:
         """Another model or adapter for new rollouts; those that are open keep theirs."""
         self.upstream = upstream
         self._upstreams.append(upstream)
+        self._several = True
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         if isinstance(self.upstream, LitellmUpstream | EmbeddedUpstream):

@@ -185,9 +185,15 @@ class LiveRollouts:
         return turn
 
     def answered(
-        self, live: Live, transition: Transition, request: Asked, answer: Answer | None, response_id: str | None, *, again: bool = False
-    ) -> None:
-        """Keeps a call that has ended, however it ended. `again`: it failed in a way that clients try again by themselves."""
+        self, live: Live, transition: Transition, request: Asked, answer: Answer | None, response_id: str | None, *, again: bool = False,
+        request_json: str | None = None,
+    ) -> None:  # fmt: skip
+        """Keeps a call that has ended, however it ended.
+
+        Args:
+            again: it failed in a way that clients try again by themselves.
+            request_json: the transition's request as JSON without secrets, where that was written before.
+        """
         live.in_flight -= 1
         live.flying.discard(transition.t)
         live.broken = transition.failure if transition.error is not None else None
@@ -207,7 +213,7 @@ class LiveRollouts:
         elif again:
             self._conversations.failed(live, request, transition.output)
         transition.step_rewards = live.step_rewards.pop(transition.t, {})
-        self.store.put_transition(live.rollout.id, transition)
+        self.store.put_transition(live.rollout.id, transition, request_json=request_json)
 
     # -- rewards and the end
 

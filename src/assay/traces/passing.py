@@ -19,6 +19,7 @@ from assay.traces.records import Transition
 
 __all__ = ["Passed", "is_constrained", "json_body", "pass_on", "sent_secrets", "storable"]
 
+_CONTAINERS = frozenset((dict, list))  # exactly: all that JSON is read as; `isinstance` takes three times as long
 _DEEPEST = 200  # of a request: what trainers and databases read
 _KEPT = 64 << 20  # bytes of one answer that are kept
 _LAST = re.compile(rb"\n(?:data: ?\[DONE\]|event: ?(?:message_stop|response\.(?:completed|incomplete|failed)))")  # a stream's last event
@@ -295,7 +296,7 @@ def json_body(raw: bytes) -> dict[str, Any]:
         raise ConfigError(f"the body is no JSON: {error}") from None
     if not isinstance(found, dict):
         raise ConfigError("the body must be a JSON object")
-    if (raw.count(b"[") + raw.count(b"{")) > _DEEPEST and _depth(found) > _DEEPEST:
+    if _depth(found) > _DEEPEST:
         raise ConfigError(f"the body is nested more than {_DEEPEST} deep")
     return found
 
@@ -304,7 +305,7 @@ def _depth(value: Any) -> int:
     depth, level = 0, [value]
     while level:
         depth += 1
-        level = [part for item in level for part in (item.values() if isinstance(item, dict) else item) if isinstance(part, dict | list)]
+        level = [part for item in level for part in (item.values() if type(item) is dict else item) if type(part) in _CONTAINERS]
     return depth
 
 

@@ -63,9 +63,15 @@ def rollout_row(values: Mapping[str, Any]) -> dict[str, Any]:
     return row
 
 
-def transition_row(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The row of a transition with these fields, without its rollout's id."""
-    return _row(values, _TRANSITION_COLUMNS)
+def transition_row(values: Mapping[str, Any], *, request_json: str | None = None) -> dict[str, Any]:
+    """The row of a transition with these fields, without its rollout's id.
+
+    Args:
+        request_json: the column of its request, without fields for credentials, where it was written before.
+    """
+    if request_json is None:
+        return _row(values, _TRANSITION_COLUMNS)
+    return {**_row({**values, "request": None}, _TRANSITION_COLUMNS), "request_json": without(request_json, all_known())}
 
 
 def _row(values: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:

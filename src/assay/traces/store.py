@@ -141,9 +141,13 @@ class Store:
         """Adds a step reward to a transition that was put before; a second one of the same criterion replaces it."""
         self._writer.put("rewards", (rollout_id, t, criterion), {"rollout_id": rollout_id, "t": t, "criterion": clean(criterion), "value": value})
 
-    def put_transition(self, rollout_id: str, transition: Transition) -> None:
-        """Inserts or replaces one transition."""
-        row = transition_row(vars(transition))
+    def put_transition(self, rollout_id: str, transition: Transition, *, request_json: str | None = None) -> None:
+        """Inserts or replaces one transition.
+
+        Args:
+            request_json: its request as `as_json` writes it, without fields for credentials, where it was written before.
+        """
+        row = transition_row(vars(transition), request_json=request_json)
         row["rollout_id"] = rollout_id
         size = len(row["request_json"]) + len(row["response_json"] or "")
         self._writer.put("transitions", (rollout_id, transition.t), row, size=size)

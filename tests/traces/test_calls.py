@@ -1,0 +1,121 @@
+"""A call is sent before it is recorded, and is recorded whatever happens to it."""
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.errors import FailureKind
+from assay.testing.serving import post, served
+from assay.testing.upstream import ScriptedUpstream
+from assay.traces import Store, Transition
+from assay.traces.calls import Call, sent
+from assay.traces.gateway import Gateway
+from assay.traces.upstreams import Reply, upstream_of
+
+CHAT = {"messages": [{"role": "user", "content": "hello"}]}
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[tuple[ScriptedUpstream, Gateway, str]]:
+    upstream = ScriptedUpstream()
+    with Store(tmp_path / "s.db") as store, served(upstream.app()) as behind:
+        gateway = Gateway(store, upstream_of("m", base=behind))
+        with served(gateway.app()) as url:
+            yield upstream, gateway, url
+
+
+def calls_of(store: Store) -> list[Transition]:
+    store.flush()
+    return [call for rollout in store.rollouts() for call in store.rollout(rollout.id).transitions]
+
+
+@pytest.mark.parametrize("named", [{}, {"x-assay-rollout": "mine"}], ids=["by its conversation", "named"])
+def test_the_upstream_has_the_request_before_the_gateway_reads_its_conversation(
+    stage: tuple[ScriptedUpstream, Gateway, str], monkeypatch: pytest.MonkeyPatch, named: dict[str, str]
+) -> None:
+    upstream, _, url = stage
+    assert post(f"{url}/v1/chat/completions", CHAT, **named)[0] == 200  # the connection to the upstream is there from now on
+    plain, had = Call.begin, []
+
+    def begin(call: Call, to: Any) -> None:
+        end = time.monotonic() + 10
+        while upstream.calls < 2 and time.monotonic() < end:  # in this thread, which would have to send it
+            time.sleep(0.01)
+        had.append(upstream.calls)
+        plain(call, to)
+
+    monkeypatch.setattr(Call, "begin", begin)
+    assert post(f"{url}/v1/chat/completions", CHAT, **named)[0] == 200
+    assert had == [2]
+
+
+def test_a_rollout_that_was_begun_keeps_its_model_when_another_is_served(tmp_path: Path) -> None:
+    old, new = ScriptedUpstream(name="old"), ScriptedUpstream(name="new")
+    with Store(tmp_path / "s.db") as store, served(old.app()) as one, served(new.app()) as two:
+        gateway = Gateway(store, upstream_of("old", base=one))
+        with served(gateway.app()) as url:
+            answer = post(f"{url}/v1/chat/completions", CHAT)[1]["choices"][0]["message"]
+            gateway.serve_model(upstream_of("new", base=two))
+            more = [*CHAT["messages"], answer, {"role": "user", "content": "and more"}]
+            assert post(f"{url}/v1/chat/completions", {"messages": more})[1]["model"] == "old"
+            assert post(f"{url}/v1/chat/completions", {"messages": [{"role": "user", "content": "other"}]})[1]["model"] == "new"
+    assert (old.calls, new.calls) == (2, 1)
+
+
+def test_a_call_whose_client_is_gone_at_once_is_recorded(stage: tuple[ScriptedUpstream, Gateway, str]) -> None:
+    _, gateway, url = stage
+    body = json.dumps({"messages": [{"role": "user", "content": "#hang"}]}).encode()
+    sock = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
+    sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    sock.close()
+    end = time.monotonic() + 20
+    while not gateway.stored:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    (call,) = calls_of(gateway.store)
+    assert (call.failure, gateway.asked, gateway.unrecorded) == (FailureKind.CAP, 1, 0)
+
+
+@pytest.mark.parametrize("stops", ["at once", "while it waits", "by an error"])
+def test_what_was_sent_is_ended_where_its_call_stops(stops: str) -> None:
+    noted: list[str] = []
+
+    @asynccontextmanager
+    async def asking() -> AsyncIterator[Reply]:
+        noted.append("sent")
+        try:
+            await asyncio.sleep(3600 if stops == "while it waits" else 0.05)
+            yield Reply(200, {}, None)  # type: ignore[arg-type]
+        finally:
+            noted.append("ended")
+
+    def meanwhile() -> None:
+        noted.append("noted")
+        if stops == "by an error":
+            raise ValueError
+
+    async def call() -> None:
+        async with sent(asking(), meanwhile):
+            noted.append("answered")
+
+    async def run() -> None:
+        task = asyncio.create_task(call())
+        await asyncio.sleep(0)
+        if stops == "while it waits":
+            await asyncio.sleep(0.1)
+        elif stops == "at once":
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises((asyncio.CancelledError, ValueError)):
+            await task
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(run())
+    assert noted == ["sent", "noted", "ended"]
