@@ -32,7 +32,7 @@ from assay.traces.gemini import is_google
 from assay.traces.passing import is_constrained
 from assay.traces.sealing import know_splits
 from assay.traces.selection import Turn
-from assay.traces.upstreams import HttpUpstream, LitellmUpstream, upstream_of
+from assay.traces.upstreams import HttpUpstream, upstream_of
 
 MODEL = "/v1beta/models/gemini-2.5-flash"
 VERTEX = "/v1/projects/p/locations/l/publishers/google/models/gemini-2.5-flash"
@@ -328,17 +328,6 @@ def test_an_answer_that_ends_in_every_event_is_not_held_back(tmp_path: Path) -> 
         (rollout,) = [store.rollout(found.id) for found in store.rollouts()]
     assert b"one" in seen[0]
     assert (rollout.transitions[0].output, rollout.transitions[0].error) == ("one two three", None)
-
-
-@pytest.mark.parametrize("model", ["embedded", "litellm"])
-def test_a_model_without_this_dialect_says_which_it_speaks(tmp_path: Path, model: str) -> None:
-    from assay.traces.upstreams import EmbeddedUpstream
-
-    upstream = EmbeddedUpstream("embedded/m", "http://127.0.0.1:1") if model == "embedded" else LitellmUpstream("openai/m")
-    with Store(tmp_path / "s.db") as store, served(Gateway(store, upstream).app()) as url:
-        status, told = post(f"{url}{MODEL}:generateContent", {"contents": [said("hello")]})
-    assert (status, told["error"]["code"]) == (404, 404)
-    assert "/v1/chat/completions" in told["error"]["message"]
 
 
 def test_googles_models_are_asked_at_google_in_their_dialect(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,7 +113,8 @@ async def _serve(
     if as_json:
         print_json({"url": address, "model": answers.name, "run": run_id, **({"key": gateway.access.key} if key is None else {})}, with_key=True)
     shown.say(f"{answers.name} at {address}, recorded in {shown_url(store_url(store)).removeprefix('sqlite:///')}; Ctrl-C ends it")
-    shown.say(f"  OPENAI_BASE_URL={address}/v1  ANTHROPIC_BASE_URL={address}" + ("" if key is None else "  (callers must send the key)"))
+    bases = f"OPENAI_BASE_URL={address}/v1  ANTHROPIC_BASE_URL={address}  GOOGLE_GEMINI_BASE_URL={address}"
+    shown.say(f"  {bases}" + ("" if key is None else "  (callers must send the key)"))
     if key is None:
         print(f"  ASSAY_KEY={gateway.access.key}  (for this run: rewards, feedback, the model, counts)", file=unscrubbed(sys.stderr), flush=True)
     ended = asyncio.Event()

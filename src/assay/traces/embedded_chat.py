@@ -10,6 +10,7 @@ from typing import Any
 from assay.models.toolcalls import with_tool_calls
 from assay.traces.asked import asked_schema, insisted_tool, must_call
 from assay.traces.dialects import Message, chat_messages, chat_tools, each, part_texts
+from assay.traces.speaking_gemini import chat_of, error_of, untranslatable
 
 __all__ = ["as_called", "chat_request", "chunks_of", "refused", "stream_of"]
 
@@ -25,8 +26,15 @@ def refused(dialect: str, body: Mapping[str, Any], names: Sequence[str]) -> tupl
         names: the model's; the first is the one that it is listed by.
     """
     asked = body.get("model")
+    if dialect == "gemini":
+        names = names[::-1]  # a path has no place for the slash of the whole name
+        if (why := untranslatable(body)) is not None:
+            return 400, error_of(400, f"{names[-1]} cannot answer this: {why}")
     if asked is not None and asked not in (*_ANY, *names, *(f"openai/{name}" for name in names)):
-        message = f"there is no model {str(asked)[:100]!r} here; there are: {names[0]}. Name it, or leave the model out"
+        message = f"there is no model {str(asked)[:100]!r} here; there are: {names[0]}. Name it, or "
+        if dialect == "gemini":
+            return 404, error_of(404, message + "call it any")
+        message += "leave the model out"
         return 404, _error(message, "not_found_error" if dialect == "messages" else "model_not_found")
     if dialect == "responses" and (body.get("previous_response_id") or body.get("conversation")):
         message = "an embedded model keeps no conversations: send all messages as input, without previous_response_id or conversation"
@@ -55,6 +63,8 @@ def chat_request(dialect: str, body: Mapping[str, Any], model: str, *, tools: bo
 
 
 def _translated(request: Mapping[str, Any], body: Mapping[str, Any], model: str) -> dict[str, Any]:
+    if request["dialect"] == "gemini":
+        return chat_of(body, model, stream=bool(body.get("stream")))
     chat: dict[str, Any] = {"model": model, "messages": chat_messages(request), "stream": bool(body.get("stream"))}
     chat |= {key: body[key] for key in _SAME if body.get(key) is not None}
     limit, stops = body.get("max_output_tokens", body.get("max_tokens")), body.get("stop_sequences")

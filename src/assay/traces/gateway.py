@@ -226,7 +226,7 @@ class Gateway:
     async def _call(self, dialect: str, request: web.Request) -> web.StreamResponse:
         raw = await self.connections.body(request)
         body = json_body(raw)
-        streams = request.match_info.get("verb") == "streamGenerateContent"
+        streams = gemini.streams(request.path)
         in_path = {"model": gemini.model_in(request.path), "stream": streams} if dialect == "gemini" else {}
         path = inner_path(request) if "/openai/" in request.path or in_path else ""
         call = Call(self.rollouts, dialect, request, body, path, in_path, self._told(request))

@@ -15,7 +15,7 @@ from assay.traces.linking import linked
 
 __all__ = [
     "CALL_IDS", "PATH", "ROUTE", "answer_of", "asked_schema", "choices_of", "error_in", "field", "is_google", "listed", "messages_of", "model_in",
-    "plain_types", "tool_choice", "tools_of", "with_model",
+    "plain_types", "streams", "tool_choice", "tools_of", "with_model",
 ]  # fmt: skip
 
 PATH = "/v1beta/models/MODEL:generateContent"
@@ -50,6 +50,11 @@ def model_in(path: str) -> str:
 def with_model(path: str, model: str) -> str:
     """The path with another model in it."""
     return _MODEL.sub(lambda _: f"models/{quote(model.removeprefix('models/'), safe='')}", path)
+
+
+def streams(path: str) -> bool:
+    """Whether a path asks for a stream."""
+    return path.endswith(":streamGenerateContent")
 
 
 # -- requests

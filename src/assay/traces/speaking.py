@@ -1,4 +1,4 @@
-"""A chat completion, whole or as it streams, as an answer of OpenAI's Responses or of Anthropic's messages. Does not talk HTTP or to models.
+"""A chat completion, whole or as it streams, as an answer of OpenAI's Responses, Anthropic's messages or Gemini. Does not talk to models.
 
 Log-probabilities and token ids, which have no place in these dialects for tool calls, stand beside the answer as in chat:
 `{"logprobs": {"content": [...]}}`.
@@ -7,13 +7,15 @@ Log-probabilities and token ids, which have no place in these dialects for tool 
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from assay.traces.dialects import answer_of, each
 from assay.traces.events import read_events
 from assay.traces.records import new_id
+from assay.traces.replies import JSON, STREAM, Reply
+from assay.traces.speaking_gemini import GeminiStream, as_list, content_of_chat
 
-__all__ = ["spoken", "spoken_stream"]
+__all__ = ["spoken", "spoken_stream", "streamed"]
 
 Body = dict[str, Any]
 _STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -23,17 +25,19 @@ def spoken(dialect: str, chat: Mapping[str, Any], model: str) -> Body:
     """A chat completion as an answer of the dialect, with `model` as the name of what answered."""
     if dialect == "responses":
         return _response(chat, model)
+    if dialect == "gemini":
+        return content_of_chat(chat, model)
     return _message(chat, model) if dialect == "messages" else {**chat, "model": model}
 
 
 async def spoken_stream(dialect: str, chunks: AsyncIterator[Body], model: str) -> AsyncIterator[bytes]:
     """Chunks of a chat completion as the events of the dialect. Texts go out as they come, all else at the end."""
-    if dialect not in ("responses", "messages"):
+    if dialect not in _STREAMS:
         async for chunk in chunks:
             yield _data({**chunk, "model": model} if "error" not in chunk else chunk)
         yield b"data: [DONE]\n\n"
         return
-    stream = _Responses(model) if dialect == "responses" else _Messages(model)
+    stream = _STREAMS[dialect](model)
     seen: list[Body] = []
     for event in stream.begin():
         yield event
@@ -48,6 +52,14 @@ async def spoken_stream(dialect: str, chunks: AsyncIterator[Body], model: str) -
     whole, _ = read_events("chat", seen)
     for event in stream.end(spoken(dialect, whole or {"choices": []}, model)):
         yield event
+
+
+def streamed(dialect: str, chunks: AsyncIterator[Body], model: str, query: str) -> Reply:
+    """Chunks of a chat completion as a stream of the dialect; of Gemini's a list where the address (`query`) asks for no events."""
+    events = spoken_stream(dialect, chunks, model)
+    if dialect == "gemini" and "alt=sse" not in query.split("&"):
+        return Reply(200, JSON, as_list(events))
+    return Reply(200, STREAM, events)
 
 
 def _data(told: Mapping[str, Any]) -> bytes:
@@ -226,3 +238,20 @@ class _Messages:
         delta = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
         yield _event("message_delta", delta=delta, usage=whole["usage"], **more)
         yield _event("message_stop")
+
+
+class _Stream(Protocol):
+    """The events of one answer in a dialect."""
+
+    def begin(self) -> Iterator[bytes]: ...
+
+    def error(self, error: Any) -> bytes: ...
+
+    def text(self, delta: str) -> Iterator[bytes]: ...
+
+    def end(self, whole: Body) -> Iterator[bytes]:
+        """Args:
+        whole: the answer as `spoken` gives it; what was not streamed of it is told now."""
+
+
+_STREAMS: dict[str, Callable[[str], _Stream]] = {"responses": _Responses, "messages": _Messages, "gemini": GeminiStream}

@@ -3,13 +3,11 @@
 Answers come back as they are, status and error included. Records nothing.
 """
 
-import asyncio
-import importlib.util
 import json
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,55 +18,29 @@ import orjson
 from multidict import CIMultiDict
 from yarl import URL
 
-from assay.errors import ConfigError, FailureKind, MissingExtra
-from assay.models.failures import failure_of_call
-from assay.models.redirects import no_redirects
+from assay.errors import ConfigError
 from assay.models.roles import check_address, is_embedded
 from assay.models.transports import accounted
-from assay.scrubbing import MARK, fields, know, known, message
+from assay.scrubbing import MARK, know
 from assay.traces import gemini
 from assay.traces.connections import keep_alive
 from assay.traces.dialects import DIALECTS
 from assay.traces.embedded_chat import as_called, chat_request, chunks_of, refused, stream_of
 from assay.traces.headers import KEYS, request_headers, response_headers
-from assay.traces.speaking import spoken, spoken_stream
+from assay.traces.litellm_upstream import LitellmUpstream
+from assay.traces.replies import IDLE_S, JSON, Reply, once, told
+from assay.traces.speaking import spoken, streamed
 
 __all__ = ["EmbeddedUpstream", "HttpUpstream", "LitellmUpstream", "Reply", "answering_model", "asked_model", "upstream_of"]
 
-_STATUS = {FailureKind.TIMEOUT: 504, FailureKind.CONTEXT: 400}  # whatever status litellm gives to its own timeouts
 _NAME = 200  # characters of a model's name that callers and servers choose
 _DEPLOYMENT = re.compile(r"(?<=^/openai/deployments/)[^/]+")
 _AZURE = "/openai/"  # how paths of Azure begin, which takes a key in a header of its own
-_STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}  # of streams that the gateway writes itself
 _PROVIDERS = {  # base address, key, and the dialects it speaks itself
     "openai": ("https://api.openai.com", "OPENAI_API_KEY", ("chat", "completions", "responses")),
     "anthropic": ("https://api.anthropic.com", "ANTHROPIC_API_KEY", ("messages",)),
     "gemini": ("https://generativelanguage.googleapis.com", "GEMINI_API_KEY", ("gemini",)),
 }
-
-
-_SAMPLING = ("temperature", "top_p", "stream", "tools", "tool_choice", "parallel_tool_calls", "user", "service_tier", "store", "metadata")
-_PARAMETERS = {  # what is passed to litellm, which takes addresses and keys among its arguments
-    "chat": frozenset((*_SAMPLING, "messages", "max_tokens", "max_completion_tokens", "n", "stop", "seed", "presence_penalty", "frequency_penalty",
-                       "logit_bias", "logprobs", "top_logprobs", "response_format", "reasoning_effort", "stream_options", "modalities", "verbosity")),
-    "completions": frozenset((*_SAMPLING, "prompt", "suffix", "best_of", "echo", "max_tokens", "n", "stop", "seed", "presence_penalty",
-                              "frequency_penalty", "logit_bias", "logprobs", "stream_options")),
-    "responses": frozenset((*_SAMPLING, "input", "instructions", "max_output_tokens", "previous_response_id", "reasoning", "text", "truncation",
-                            "include", "max_tool_calls", "top_logprobs", "background")),
-    "messages": frozenset((*_SAMPLING, "messages", "system", "max_tokens", "stop_sequences", "top_k", "thinking")),
-}  # fmt: skip
-
-
-IDLE_S = 600.0  # models that think say nothing for minutes
-
-
-@dataclass
-class Reply:
-    """An answer that has begun: its status, headers to pass on, and its bytes as they come."""
-
-    status: int
-    headers: Mapping[str, str]
-    chunks: AsyncIterator[bytes]
 
 
 @dataclass
@@ -190,10 +162,9 @@ class EmbeddedUpstream(HttpUpstream):
     ) -> AsyncIterator[Reply]:
         short = self.model or self.name
         if dialect == "gemini":
-            yield _not_spoken(self.name)
-            return
+            body = {**body, "model": gemini.model_in(path), "stream": gemini.streams(path)}
         if (no := refused(dialect, body, (self.name, short))) is not None:
-            yield Reply(no[0], {"Content-Type": "application/json"}, _once(json.dumps(no[1]).encode()))
+            yield told(*no)
             return
         asked = chat_request(dialect, body, short, tools=self.tools)
         inner = dialect if dialect == "completions" else "chat"
@@ -201,100 +172,17 @@ class EmbeddedUpstream(HttpUpstream):
             if reply.status >= 400:
                 yield reply
             elif asked.get("stream"):
-                yield Reply(200, _STREAM, spoken_stream(dialect, chunks_of(reply.chunks), self.name))
+                yield streamed(dialect, chunks_of(reply.chunks), self.name, query)
             else:
-                told = as_called(json.loads(b"".join([chunk async for chunk in reply.chunks])), dialect, body)
+                whole = as_called(json.loads(b"".join([chunk async for chunk in reply.chunks])), dialect, body)
                 if body.get("stream"):  # held to a call, which is known at its end
-                    yield Reply(200, _STREAM, spoken_stream(dialect, stream_of(told), self.name))
+                    yield streamed(dialect, stream_of(whole), self.name, query)
                 else:
-                    yield Reply(200, {"Content-Type": "application/json"}, _once(json.dumps(spoken(dialect, told, self.name)).encode()))
+                    yield told(200, spoken(dialect, whole, self.name))
 
     def models(self) -> dict[str, Any]:
         """The list of models that it has, by name."""
         return {"object": "list", "data": [{"id": self.name, "object": "model", "created": 0, "owned_by": "assay"}]}
-
-
-@dataclass
-class LitellmUpstream:
-    """Any model by litellm's name, in all dialects but Gemini's; litellm translates."""
-
-    name: str
-    client: Mapping[str, Any] = field(default_factory=dict)
-    weights: str = ""
-    adapters: tuple[str, ...] = ()
-    price_usd: float | None = None
-    idle_s: float = IDLE_S
-
-    def __post_init__(self) -> None:
-        keys: list[str] = []
-        fields(dict(self.client), found=keys)
-        know(*keys)
-
-    @property
-    def named(self) -> str:
-        """As `HttpUpstream.named`."""
-        return self.name
-
-    @asynccontextmanager
-    async def ask(
-        self, dialect: str, body: dict[str, Any], raw: bytes, headers: Mapping[str, str], query: str = "", path: str = ""
-    ) -> AsyncIterator[Reply]:
-        if dialect == "gemini":
-            yield _not_spoken(self.name)
-            return
-        litellm = _litellm(dialect)
-        calls = {"chat": "acompletion", "completions": "atext_completion", "responses": "aresponses", "messages": "anthropic_messages"}
-        call = getattr(litellm, calls[dialect])
-        try:
-            asked = {key: value for key, value in body.items() if key in _PARAMETERS[dialect]}  # a caller must not name another server, or its key
-            with accounted(), no_redirects():  # the gateway records it
-                answer = await self._in_time(call(**{**asked, **self.client, "model": self.name, "num_retries": 0}))
-        except Exception as error:
-            status = _STATUS.get(failure_of_call(error)) or int(getattr(error, "status_code", 0) or 500)
-            told = {"error": {"message": message(str(error)), "type": type(error).__name__, "code": status}}
-            retry = getattr(getattr(error, "response", None), "headers", {}).get("retry-after")
-            yield Reply(status, {"Content-Type": "application/json", **({"Retry-After": retry} if retry else {})}, _once(json.dumps(told).encode()))
-            return
-        if body.get("stream"):
-            yield Reply(200, _STREAM, _events(dialect, answer, self._in_time))
-        else:
-            yield Reply(200, {"Content-Type": "application/json"}, _once(known(json.dumps(_plain(answer), default=str)).encode()))
-
-    async def _in_time(self, said: Awaitable[Any]) -> Any:
-        """What comes within the time that an upstream may be silent. Raises TimeoutError."""
-        try:
-            async with asyncio.timeout(self.idle_s) as limit:
-                return await said
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise TimeoutError(f"the upstream sent nothing for {self.idle_s:g} s") from None
-
-    def models(self) -> dict[str, Any]:
-        """The list of models that it has."""
-        models = {"object": "list", "data": [{"id": self.name, "object": "model", "owned_by": "assay"}]}
-        return models
-
-    async def close(self) -> None:
-        pass
-
-
-def _not_spoken(name: str) -> Reply:
-    """What a model answers that has no translation from Gemini's dialect."""
-    spoken = ", ".join(path for dialect, path in DIALECTS.items() if dialect != "gemini")
-    text = f"{name} does not speak Gemini's generateContent here: there are {spoken}. For Google's models start the gateway with gemini/NAME"
-    told = {"error": {"message": text, "type": "assay_gateway", "code": 404, "status": "NOT_FOUND"}}
-    return Reply(404, {"Content-Type": "application/json"}, _once(json.dumps(told).encode()))
-
-
-def _litellm(dialect: str) -> Any:
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # prices are not asked for here, and fetching them takes seconds
-    import litellm
-
-    if dialect not in ("chat", "completions") and importlib.util.find_spec("mcp") is None:
-        raise MissingExtra("mcp", "serve")  # litellm's own translation of Responses and Anthropic messages wants it
-    know(*(value for name, value in vars(litellm).items() if name.endswith(("_key", "_token")) and isinstance(value, str)))
-    return litellm
 
 
 def _kept_alive(address: Any) -> socket.socket:
@@ -339,7 +227,7 @@ async def _without(chunks: AsyncIterator[bytes], key: bytes) -> AsyncIterator[by
 
 
 def _redirected(answer: aiohttp.ClientResponse) -> Reply:
-    return Reply(502, {"Content-Type": "application/json"}, _once(_redirect_error(answer)))
+    return Reply(502, JSON, once(_redirect_error(answer)))
 
 
 def _redirect_error(answer: aiohttp.ClientResponse) -> bytes:
@@ -358,27 +246,6 @@ def _as_json(body: Mapping[str, Any]) -> bytes:
         return orjson.dumps(body)
     except TypeError:  # lone surrogates, numbers beyond 64 bits
         return json.dumps(body, ensure_ascii=True).encode()
-
-
-async def _once(data: bytes) -> AsyncIterator[bytes]:
-    yield data
-
-
-async def _events(dialect: str, answer: Any, in_time: Callable[[Awaitable[Any]], Awaitable[Any]]) -> AsyncIterator[bytes]:
-    events = aiter(answer)
-    while (event := await in_time(anext(events, None))) is not None:
-        if isinstance(event, bytes | str):  # already as it goes over the wire
-            yield known(event if isinstance(event, str) else event.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
-            continue
-        data = _plain(event)
-        head = f"event: {data.get('type')}\n" if dialect in ("responses", "messages") else ""
-        yield f"{head}data: {known(json.dumps(data, default=str))}\n\n".encode()
-    if dialect in ("chat", "completions"):
-        yield b"data: [DONE]\n\n"
-
-
-def _plain(value: Any) -> Any:
-    return value.model_dump(mode="json", exclude_none=True) if hasattr(value, "model_dump") else value
 
 
 def asked_model(body: Mapping[str, Any], path: str) -> str:
