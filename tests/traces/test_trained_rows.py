@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,11 @@ def test_fields_of_tool_calls_reach_the_template_as_they_were(store: Store, tiny
 @pytest.mark.slow
 def test_whole_conversations_are_trained_on_the_assistants_turns_alone(store: Store, tiny_model: Path) -> None:
     import yaml
+    from transformers import AutoTokenizer
+
+    from assay.optimizers.weights.base import Policy
+    from assay.optimizers.weights.data import read_sft
+    from assay.optimizers.weights.sft import _fitting
 
     folder = exported(store, "sft", model=str(tiny_model), whole=True)
     config = yaml.safe_load((folder / "sft.yaml").read_text())
@@ -123,6 +129,10 @@ def test_whole_conversations_are_trained_on_the_assistants_turns_alone(store: St
         assert "How much" not in label
         assert "tool_response" not in label
     trained(folder, "sft", tiny_model)
+    policy = Policy(str(tiny_model), None, AutoTokenizer.from_pretrained(tiny_model), None)
+    rows = _fitting(read_sft(folder, min_quality=0.0, held_out=0.0, seed=0).train, policy, 100_000, Counter())
+    ours = [policy.tokenizer.decode([token for token in row["labels"] if token != -100]) for row in rows]
+    assert sorted(ours) == sorted(labels)  # what `assay train sft` trains on
 
 
 @pytest.mark.slow

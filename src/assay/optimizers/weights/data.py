@@ -32,7 +32,8 @@ class TrainingData:
 
 
 def read_sft(source: str | Path, *, min_quality: float, held_out: float, seed: int) -> TrainingData:
-    """Rows of an `sft` export (its folder), or of JSON lines with `prompt` and `completion` messages.
+    """Rows of an `sft` export (its folder), or of JSON lines with `prompt` and `completion` messages, or with `messages`: a whole conversation,
+    up to the assistant's last turn. It is `prompt` and `completion` too, and has `whole`: all turns of the assistant are trained on.
 
     A share of the tasks is held out by a hash of their names, so that a resumed run holds out the same ones; a row without a
     task is one of its own.
@@ -56,13 +57,13 @@ def read_sft(source: str | Path, *, min_quality: float, held_out: float, seed: i
         quality = row.get("quality")
         if quality is not None and not (isinstance(quality, int | float) and math.isfinite(quality) and quality >= min_quality):
             left[f"below the quality of {min_quality:g}"] += 1
-        elif not any(str(message.get("content") or message.get("tool_calls") or "").strip() for message in row["completion"]):
+        elif not any(str(message.get("content") or message.get("tool_calls") or "").strip() for message in _answers(row)):
             left["with an empty completion"] += 1
         else:
             rows.append(row)
     if not rows:
         raise DataError(f"{path} has no row to train on: {dict(left) or 'it is empty'}. Collect better rollouts, or lower --min-quality")
-    kept = [(str(row.get("task") or _digest(row)), {name: row[name] for name in (*_WANTED, "tools") if name in row}) for row in rows]
+    kept = [(str(row.get("task") or _digest(row)), {name: row[name] for name in (*_WANTED, "tools", "whole") if name in row}) for row in rows]
     names = sorted({task for task, _ in kept}, key=lambda name: hashlib.sha256(f"{seed}:{name}".encode("utf-8", "replace")).digest())
     out = set(names[: max(1, round(held_out * len(names))) if held_out and len(names) > 1 else 0])
     return TrainingData(
@@ -98,12 +99,20 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
         raise DataError(f"{where} is no JSON: {error}") from None
     if isinstance(row, dict) and "messages" in row and "prompt" not in row:
         said = row.pop("messages")
-        row["prompt"], row["completion"] = said[:-1], said[-1:]
+        at = max((at for at, one in enumerate(said) if isinstance(one, dict) and one.get("role") == "assistant"), default=0)
+        if not at:
+            raise DataError(f"{where}: 'messages' must have an assistant's answer after the first message")
+        row["prompt"], row["completion"], row["whole"] = said[:at], said[at : at + 1], True
     for name in _WANTED:
         messages = row.get(name) if isinstance(row, dict) else None
         if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) and "role" in one for one in messages):
             raise DataError(f"{where}: {name!r} must be a list of messages with a role, as `assay export sft` writes them")
     return row
+
+
+def _answers(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """The messages that are trained on."""
+    return row["completion"] + [message for message in row["prompt"] if row.get("whole") and message["role"] == "assistant"]
 
 
 def _digest(row: dict[str, Any]) -> str:

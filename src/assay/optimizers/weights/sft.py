@@ -1,4 +1,4 @@
-"""The warm-up: LoRA on the completions of good traces, by TRL's SFTTrainer, to the checkpoint that held-out tasks like best."""
+"""The warm-up: LoRA on the answers of good traces, by TRL's SFTTrainer, to the checkpoint that held-out tasks like best."""
 
 import json
 import math
@@ -17,6 +17,7 @@ from assay.optimizers.session import Progress
 from assay.optimizers.weights.base import Policy, fast_bf16, lean_head, load_policy, lora_of, quiet, tokenizer_sha
 from assay.optimizers.weights.config import SFTConfig
 from assay.optimizers.weights.data import TrainingData, read_sft
+from assay.optimizers.weights.labels import completion_row, conversation_rows
 from assay.optimizers.weights.work import last_good, rank, ready, save_adapter, stoppable, told_agreement, training_id, working_folder, world
 from assay.reprs import Shown
 from assay.traces.rendering import RowRenderer
@@ -77,6 +78,8 @@ def _train(work: Path, name: str, config: SFTConfig, data: TrainingData, resume:
     shown.say(f"loading {config.model} …")
     policy = load_policy(config.model)
     train, held_out = (_fitting(rows, policy, config.max_length, data.left_out) for rows in (data.train, data.held_out))
+    if any("labels" in row for row in (*train, *held_out)):
+        train, held_out = _alike(train, policy), _alike(held_out, policy)
     if not train:
         raise DataError(f"no row is left to train on: {dict(data.left_out)}. Raise --max-length, or export shorter ones (--without-demos)")
     report = SFTReport(None, work, config, len(train), len(held_out), data.tasks, data.left_out, 0)
@@ -124,36 +127,57 @@ def _steps(rows: int, config: SFTConfig) -> int:
 
 
 def _fitting(rows: Sequence[dict[str, Any]], policy: Policy, most: int, left: Counter[str]) -> list[dict[str, Any]]:
-    """Rows of at most so many tokens, in the form that the model's chat template shows: tools in text where it ignores them.
+    """Rows of at most so many tokens, in the form that the model's chat template shows: tools in text where it ignores them. Whole
+    conversations have their tokens and labels with them.
 
     None is cut, since the end of an answer is what is to be learned.
     """
-    found, renderer = [], RowRenderer(template_of_tokenizer(policy.tokenizer))
+    found, renderer = list[dict[str, Any]](), RowRenderer(template_of_tokenizer(policy.tokenizer))
     for row in rows:
         try:
             tools = row.get("tools")
             tools = (json.loads(tools) if isinstance(tools, str) else tools) or []
-            if (reason := renderer.check(row["prompt"], row["completion"], tools)) is not None:
+            if (reason := _unlearnable(row, tools, renderer)) is not None:
                 left[f"that cannot be learned from: {reason}"] += 1
                 continue
             said, tools = renderer.messages([*row["prompt"], *row["completion"]], tools), renderer.tools(tools)
             at = len(said) - len(row["completion"])
             row = {**row, "prompt": said[:at], "completion": said[at:], "tools": json.dumps(tools or None, ensure_ascii=False)}
-            ids = policy.tokenizer.apply_chat_template(said, tools=tools or None, tokenize=True, return_dict=True)["input_ids"]
+            if row.get("whole"):
+                parts = [{**row, **tokens} for tokens in conversation_rows(said, tools, policy.tokenizer)]
+                lengths = [len(part["input_ids"]) for part in parts]
+            else:
+                ids = policy.tokenizer.apply_chat_template(said, tools=tools or None, tokenize=True, return_dict=True)["input_ids"]
+                parts, lengths = [row], [len(ids)]
         except Exception as error:  # templates are programs, and refuse in ways of their own
             left[f"that the chat template refuses: {error}"[:200]] += 1
             continue
-        if len(ids) > most:
-            left[f"of more than {most} tokens"] += 1
-        else:
-            found.append(row)
+        found += [part for part, length in zip(parts, lengths, strict=True) if length <= most]
+        if long := sum(length > most for length in lengths):
+            left[f"of more than {most} tokens"] += long
     return found
+
+
+def _unlearnable(row: dict[str, Any], tools: list[Any], renderer: RowRenderer) -> str | None:
+    """Why a model cannot be trained on a row: of a whole conversation, why on one of the assistant's turns."""
+    said = [*row["prompt"], *row["completion"]]
+    turns = [at for at, message in enumerate(said) if at and message["role"] == "assistant"] if row.get("whole") else []
+    asked = [(said[:at], [said[at]]) for at in turns] or [(row["prompt"], row["completion"])]
+    return next((reason for prompt, completion in asked if (reason := renderer.check(prompt, completion, tools)) is not None), None)
+
+
+def _alike(rows: Sequence[dict[str, Any]], policy: Policy) -> list[dict[str, Any]]:
+    """Rows that all have tokens and labels, for where some have: TRL takes a data set of one form."""
+    return [row if "labels" in row else {**row, **completion_row(row["prompt"], row["completion"], json.loads(row["tools"]) or [], policy.tokenizer)}
+            for row in rows]  # fmt: skip
 
 
 def _dataset(rows: list[dict[str, Any]]) -> Any:
     """Rows as TRL reads them. Messages stay JSON: as Arrow structs each tool call would get the arguments of all others, as null."""
     from datasets import Dataset
 
+    if rows and "labels" in rows[0]:
+        return Dataset.from_list([{name: row[name] for name in ("input_ids", "labels")} for row in rows])
     return Dataset.from_list(rows, on_mixed_types="use_json")
 
 
