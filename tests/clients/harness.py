@@ -11,7 +11,7 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -149,7 +149,7 @@ class Client:
     """A program and what it is expected to do in each of its modes.
 
     Args:
-        command: of the program; None takes `environment` and `script` (of the folder `python`).
+        command: of the program, for the folder that it runs in; None takes `environment` and `script` (of the folder `python`).
         modes: names as the program knows them; what streams is called so.
         ask: what the scripted model reads in each question.
         outputs: text of each call; `tools` are its tool calls with arguments and results, in order.
@@ -161,7 +161,7 @@ class Client:
     name: str
     environment: str = "newest"
     script: str = ""
-    command: Sequence[str] | None = None
+    command: Callable[[Path], Sequence[str]] | None = None
     modes: tuple[str, ...] = ("sync", "stream")
     ask: str = "use the tool #steps2"
     outputs: tuple[str, ...] = ("", "", "echo: 42")
@@ -244,7 +244,7 @@ class Bench:
 
 @contextmanager
 def bench(client: Client, folder: Path) -> Iterator[Bench]:
-    command = client.command or [environment(client.environment), str(HERE / "python" / client.script)]
+    command = client.command(folder) if client.command else [environment(client.environment), str(HERE / "python" / client.script)]
     upstream = ScriptedUpstream()
     with ExitStack() as running:
         direct = running.enter_context(served(upstream.app()))

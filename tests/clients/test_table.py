@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from harness import Client, bench, table_of
+from nodes import NODE_CLIENTS
 from training import check_rows
 
 pytestmark = pytest.mark.slow
@@ -22,6 +23,7 @@ CLIENTS = [
         script="openai_agent.py",
         modes=("chat", "chat_stream", "responses", "responses_stream", "chained", "chained_stream"),
     ),
+    *NODE_CLIENTS,
 ]
 
 
@@ -29,6 +31,7 @@ CLIENTS = [
 def test_a_client_is_served_and_recorded_as_if_there_were_no_gateway(
     client: Client, tmp_path: Path, tiny_model: Path, request: pytest.FixtureRequest
 ) -> None:
+    request.node.user_properties.append(("client name", client.name))
     with bench(client, tmp_path) as at:
         rows, modes = table_of(client, at)
     check_rows(tmp_path / "s.db", tiny_model, rows, modes, len(client.outputs))
