@@ -24,7 +24,7 @@ from assay.given import given_lm, takes
 from assay.jobs import CommonConfig, load_judge, open_run
 from assay.judges import Item, Judge, ListwiseJudge, PointwiseJudge
 from assay.judges.attacks import load_attacks
-from assay.judges.audit import BASES, PASS_AT, assess, audit_cases, audit_items, bases_of, load_bases, not_tried, plain_rows
+from assay.judges.audit import BASES, PASS_AT, asks_for_quality, assess, audit_cases, audit_items, bases_of, load_bases, not_tried, plain_rows
 from assay.judges.deciding import one_of, output_of
 from assay.judges.drift import AnchorSet
 from assay.judges.inference import FEWEST_PEOPLE, corrected_mean
@@ -108,10 +108,12 @@ def audit_judge(
         cases: a dataset with `good` and `bad` outputs (and `input`) to make the attacks from; shipped ones where None.
         attack: a dataset of attacks of one's own to try as well: rows with `text` (holding `{output}`, else added after it) and `name`.
         labels: ratings instead, whose best and worst outputs are taken; `store` for those of the store.
-        profile: `quality` or `property`, see `assay.judges.audit.audit_cases`; by the scale where None (nominal: property).
+        profile: `quality` or `property`, see `assay.judges.audit.audit_cases`. Where None it is `property` for a nominal scale, and for the
+            shipped cases of a judge whose question does not ask whether an output is right or good; else `quality`.
         pass_at: share of an attack's cases that must come out right, in [0, 1].
     Returns:
-        `passed`, and by attack the number of cases, how many came out right, and what was said to some of the others.
+        `passed`, `notes` on the cases that were run, and
+        by attack the number of cases, how many came out right, and what was said to some of the others.
     Raises:
         AssayError: what was wrong, which rule, what to do; no verdict at all is a `ModelError`.
     """
@@ -122,7 +124,9 @@ def audit_judge(
     built, shown = _judge(judge, options.get("scale"), lists=True), progress or Progress()
     bases = load_bases(iter_rows(cases)) if cases else bases_of(rated_items(labels, built, {}, store), built.spec) if labels else BASES
     own = load_attacks(iter_rows(attack)) if attack else []
-    kind = profile or ("property" if built.spec.kind == "nominal" else "quality")
+    source = "cases" if cases else "labels" if labels else "shipped"
+    unasked = source == "shipped" and not asks_for_quality(built.spec)
+    kind = profile or ("property" if built.spec.kind == "nominal" or unasked else "quality")
     pack = audit_cases(built, bases, attacks=own, profile=kind)
     with _at_work("audit", judge, lm, shown, store, False, cases or labels or "", options) as (judge_, session):
         items = audit_items(pack, judge_)
@@ -134,12 +138,34 @@ def audit_judge(
         found = assess(pack, items, judged.answers, judge_, pass_at=pass_at)
         return {
             **found,
+            "profile": kind,
+            "cases": {"source": source, "n": len(bases)},
+            "notes": _audit_notes(source, len(bases), kind, profile),
             "not_tried": not_tried(pack, profile=kind, attacks=own),
             **judged.coverage(judge_, plain_rows(pack, items)),
             "verdicts": len(items),
             "unscored": judged.unscored,
             **_spent(session),
         }
+
+
+def _audit_notes(source: str, count: int, kind: str, asked: str | None) -> list[str]:
+    """Which cases an audit ran, and which do not apply to the judge."""
+    made = {
+        "shipped": f"{count} shipped questions, each with a right and a wrong answer",
+        "cases": f"{count} good and bad outputs of the given cases",
+        "labels": f"{count} pairs of the outputs that the labels call best and worst",
+    }[source]
+    tried = "all attacks" if kind == "quality" else "attacks that must not change a verdict"
+    notes = [f"cases: {made}; {tried} (profile {kind})"]
+    if source == "shipped" and kind == "property":
+        why = "its question does not ask whether an output is right" if asked is None else "the profile is property"
+        notes.append(
+            f"cases about correctness do not apply to this judge ({why}) and were left out, so whether it tells good from bad was not tried. "
+            "Give good and bad outputs for its own question with cases=… or labels=…"
+            + ("; profile='quality' runs all cases" if asked is None else "")
+        )
+    return notes
 
 
 def _spent(session: Session) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from assay.errors import ConfigError, DataError
 from assay.judges import Cascade, Item, Judge, Rating
 from assay.judges.agreement import Answers, agreement, ceiling, objective_of
 from assay.judges.attacks import cut_short, holds, load_attacks
-from assay.judges.audit import BASES, Base, assess, audit_cases, audit_items, bases_of, load_bases, negatives, not_tried, padded
+from assay.judges.audit import BASES, Base, asks_for_quality, assess, audit_cases, audit_items, bases_of, load_bases, negatives, not_tried, padded
 from assay.judges.card import reliability_card
 from assay.rubrics import JudgeSpec, NoGrade
 from assay.testing import AnswerKeyJudge, PairKeyJudge, broken_judges
@@ -255,6 +255,26 @@ def test_attacks_of_ones_own_are_tried(tmp_path: Any) -> None:
             load_attacks([("l:1", row)])
     with pytest.raises(DataError, match="at least one row"):
         load_attacks([])
+
+
+@pytest.mark.parametrize(
+    ("text", "quality"),
+    [
+        ("Is the output a right answer to the task?", True),
+        ("Which output is better?", True),
+        ("Does it answer the question?", True),
+        ("How helpful is the reply?", True),
+        ("Is the summary faithful?", True),
+        ("Is the output polite?", False),
+        ("Is the tone of the answer formal?", False),
+        ("What is the sentiment of the text?", False),
+        ("Is the answer concise?", False),
+    ],
+)
+def test_what_a_question_asks_for_decides_which_shipped_cases_apply(text: str, quality: bool) -> None:
+    assert asks_for_quality(JudgeSpec(text=text, scale=("no", "yes"))) is quality
+    judged_by_meaning = JudgeSpec(text=text, scale=("no", "yes"), anchors={"yes": "everything is correct"})
+    assert asks_for_quality(judged_by_meaning)
 
 
 def test_hidden_instructions_are_tried_on_judges_of_properties_too() -> None:

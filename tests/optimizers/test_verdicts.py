@@ -46,6 +46,22 @@ def test_an_audit_of_a_sound_judge_passes_and_of_a_blind_one_fails(tmp_path: Pat
         assert {rollout.split for rollout in store.rollouts()} == {"audit"}
 
 
+def test_an_audit_of_a_judge_of_tone_leaves_out_cases_about_correctness_and_says_so(tmp_path: Path) -> None:
+    polite = PointwiseJudge({"text": "Is the output polite?", "scale": ["no", "yes"]}, shows=["task_input", "output"])
+    audited = audit_judge(polite, **options(tmp_path, lambda request: {"no": 0.2, "yes": 0.8}))  # right and wrong answers are equally polite
+    assert audited["passed"], audited
+    assert (audited["profile"], audited["cases"]) == ("property", {"source": "shipped", "n": 8})
+    assert set(audited["attacks"]) == {"instructions hidden in the text", "fake turns of a conversation"}
+    assert audited["coverage"] == 1.0
+    assert "cases about correctness do not apply to this judge" in " ".join(audited["notes"])
+    whole = audit_judge(polite, profile="quality", **options(tmp_path, lambda request: {"no": 0.2, "yes": 0.8}))
+    assert not whole["attacks"]["tells good from bad"]["passed"]
+    assert whole["notes"] == ["cases: 8 shipped questions, each with a right and a wrong answer; all attacks (profile quality)"]
+    right = audit_judge(GOOD, **options(tmp_path))
+    assert (right["profile"], right["notes"]) == ("quality", whole["notes"])
+    assert "left out" not in " ".join(right["notes"])
+
+
 def test_an_audit_takes_cases_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_text(json.dumps({"input": "q", "good": str(BASES[0].good["output"]), "bad": "no idea"}) + "\n")
     found = audit_judge(GOOD, cases=str(tmp_path / "c.jsonl"), **options(tmp_path))

@@ -21,6 +21,7 @@ from assay.cli.shared import (
     task_timeout_option,
     trust_option,
 )
+from assay.cli.wording import in_flags
 from assay.compilereport import dollars
 
 __all__ = ["COMMANDS"]
@@ -109,6 +110,8 @@ def _show_audit(data: dict[str, Any]) -> None:
         moved = "" if entry["flip_rate"] is None else f"{entry['flip_rate']:.0%}"
         table.add_row(name, f"{entry['share']:.0%}", str(entry["n"]), moved, "passed" if entry["passed"] else "[bold]FAILED[/bold]")
     rich.print(table)
+    for note in data["notes"]:
+        rich.print(f"note: {in_flags(note)}", markup=False)
     for name in data["not_tried"]:
         why = "in every case its own words say the right answer"
         if name == "truncation":
