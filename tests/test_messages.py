@@ -143,6 +143,9 @@ def test_a_default_that_stays_is_compared_with_no_other_default(place: Path) -> 
     assert data["gate"] is None  # the default of the first trial and the one that gate and test compare with are the same
     assert "no point was better on val than the default; it stays" in data["notes"]
     assert any("set no temperature: the default is 0.7" in note for note in data["notes"])
+    page = (Path(data["artifact"]) / "report.md").read_text()
+    assert "{" not in page
+    assert "Gain, paired: +0.000, 95 % [" in page
     with assay.Store(place / "a.db") as store:
         judged = [rollout.parameters for rollout in store.rollouts() if rollout.split == "test"]
     assert judged

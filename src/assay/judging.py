@@ -12,6 +12,7 @@ import dspy
 
 from assay import __version__
 from assay.anchors import ANCHORS, freeze
+from assay.compilereport import figure, with_interval
 from assay.datasets import SPLITS
 from assay.datasets.memory import data_spec
 from assay.datasets.tasks import content_hash
@@ -392,8 +393,10 @@ def _markdown(data: dict[str, Any]) -> str:
     if before and after:
         lines += ["| sealed test | baseline | compiled | people |", "|---|---|---|---|"]
         lines += [
-            f"| {name} | {before[name]} | {after[name]} | {people[name]} |" for name in ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman")
+            f"| {name} | {figure(before[name])} | {figure(after[name])} | {figure(people[name])} |"
+            for name in ("accuracy", "kappa", "weighted_kappa", "alpha", "spearman")
         ]
-        lines += ["", f"Gain, paired, 95 %: {data['test']['gain']}. Replaces its parent (gate): {data['replaces']}."]
+        verdict = "the compiled judge replaces its parent" if data["replaces"] else "no proof that it agrees better: keep its parent"
+        lines += ["", f"Gain in {data['objective']}, paired: {with_interval(data['test']['gain'], 'items')}. Gate: {verdict}."]
         lines += ["", openings_line(data["test_openings"])]
     return "\n".join(lines) + "\n"

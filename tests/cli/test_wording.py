@@ -9,8 +9,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from assay.cli.judge import _confusion
 from assay.cli.main import _command_of, group
-from assay.cli.wording import in_flags, message_of
+from assay.cli.wording import counted, in_flags, message_of
 from assay.errors import AssayError, StopRun
 from assay.traces import Store
 
@@ -94,3 +95,25 @@ def test_a_flag_that_the_message_names_is_not_added_again() -> None:
     assert message_of(AssayError("preflight=False skips this", flag="--model, --no-preflight"), command) == "--no-preflight skips this [--model]"
     assert message_of(AssayError("trust=True loads it", flag="--trust, or: assay trust add x"), command) == "--trust loads it [or: assay trust add x]"
     assert in_flags("no command: seed=True", click.Command("x")) == "no command: seed=True"
+
+
+def test_one_thing_is_counted_in_the_singular() -> None:
+    assert [counted(n, "rollouts") for n in (0, 1, 2, 1200)] == ["0 rollouts", "1 rollout", "2 rollouts", "1,200 rollouts"]
+
+
+def test_a_judges_file_in_place_of_a_rubric_is_said_to_be_one(place: Path) -> None:
+    Path("mood.yaml").write_text("text: Is it kind?\nscale: [no, yes]\n")
+    for command in (["judge", "lint", "mood.yaml"], ["evaluate", "p.py:answer", "--rubric", "mood.yaml", "--data", "texts.jsonl"]):
+        assert "mood.yaml is a judge's file, not a rubric" in printed(command)
+
+
+def test_a_folder_that_is_not_there_is_said_so(place: Path) -> None:
+    assert "gone is no artifact: there is no such folder" in printed(["trust", "add", "gone"])
+    assert "(there is no such file or folder)" in printed(["judge", "audit", "made/gone"])
+    tuned = ["tune", "math_qa", "--apply", "gone", "--rubric", "math_qa", "--data", "arithmetic:size=80"]
+    assert "--apply gone is no artifact to write parameters into: there is no such folder" in printed(tuned)
+
+
+def test_items_whose_raters_disagree_are_in_the_confusion_table() -> None:
+    table = _confusion({"labels": ["no", "yes"], "verdicts_by_people": [[0.5, 0.5], [0, 1.333]]})
+    assert [list(column.cells) for column in table.columns] == [["no", "yes"], ["0.5", "0"], ["0.5", "1.333"]]

@@ -87,6 +87,9 @@ def test_a_judge_that_leans_is_set_right_by_calibration(tmp_path: Path) -> None:
     assert data["card"]["coverage"] == 1.0
     assert json.loads((report.artifact / "card.json").read_text())["objective"] == "weighted_kappa"
     assert (report.artifact / "card.png").read_bytes().startswith(b"\x89PNG")
+    page = (report.artifact / "report.md").read_text()
+    assert "{" not in page
+    assert "Gain in weighted_kappa, paired: " in page
     shown = CliRunner().invoke(group, ["judge", "card", str(report.artifact)])
     assert (shown.exit_code, "of what people reach" in shown.output, "weighted_kappa" in shown.output) == (0, True, True)
     with pytest.raises(ArtifactError, match="has no card"):

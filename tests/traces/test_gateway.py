@@ -208,6 +208,8 @@ def test_what_cannot_be_a_reward_is_refused_with_the_reason(stage: Stage) -> Non
     assert stage.manage(f"{base}/nobody/close", {})[0] == 404
     assert stage.manage(f"{base}/{opened['id']}/close", {"status": "great"})[0] == 422
     assert stage.manage("/feedback", {"rollout": "nobody", "rating": 0.5})[0] == 404
+    for path, body in ((f"{base}/nobody/reward", {"reward": 1}), (f"{base}/nobody/close", {}), ("/feedback", {"rollout": "nobody", "rating": 0.5})):
+        assert "rollout 'nobody'" in str(stage.manage(path, body)[1])  # the name that was given, not the id that the store made of it
     assert stage.manage("/feedback", {"rollout": opened["id"], "rating": 7})[0] == 422
     assert stage.manage(base, {"speed": 3})[0] == 422
     assert stage.manage(base, {"inputs": "text"})[0] == 422

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from assay.cli.shared import Console, json_option, keep, print_json, trust_option, with_options
-from assay.cli.wording import in_flags
+from assay.cli.wording import counted, in_flags
 
 __all__ = ["command"]
 
@@ -217,7 +217,13 @@ def _show(kind: str, data: dict[str, Any]) -> None:
         for cell in before:
             table.add_row(cell, str(before[cell]), str(after.get(cell, 0)))
         rich.print(table)
-    table = Table("", "", title=f"{data['rows']} rows for {kind} from {data['rollouts']} rollouts", title_justify="left", show_header=False)
+    table = Table(
+        "",
+        "",
+        title=f"{counted(data['rows'], 'rows')} for {kind} from {counted(data['rollouts'], 'rollouts')}",
+        title_justify="left",
+        show_header=False,
+    )
     for kind_, count in data["task_types"].items():
         table.add_row(f"rows of {kind_}", str(count))
     for reason, count in data["left_out"].items():

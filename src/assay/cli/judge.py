@@ -181,12 +181,13 @@ def show_card(rich: Any, card: dict[str, Any], *, said: Collection[str] = ()) ->
 def _confusion(found: dict[str, Any]) -> Any:
     from rich.table import Table
 
-    table = Table(title="confusion: the judge's verdicts by people's labels, items", title_justify="left")
+    title = "confusion: the judge's verdicts by human labels, items (one with several labels counts in parts)"
+    table = Table(title=title, title_justify="left")
     table.add_column("judge")
     for label in found["labels"]:
         table.add_column(label, justify="right")
     for label, row in zip(found["labels"], found["verdicts_by_people"], strict=True):
-        table.add_row(label, *(f"{value:.0f}" for value in row))
+        table.add_row(label, *(f"{value:.4g}" for value in row))
     return table
 
 

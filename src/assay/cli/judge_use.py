@@ -21,7 +21,7 @@ from assay.cli.shared import (
     task_timeout_option,
     trust_option,
 )
-from assay.cli.wording import in_flags
+from assay.cli.wording import counted, in_flags
 from assay.compilereport import dollars
 
 __all__ = ["COMMANDS"]
@@ -126,7 +126,7 @@ def _show_audit(data: dict[str, Any]) -> None:
             rich.print(f"{name}: {wrong['output']!r} got {value}, and must be {wrong['rule']}{than}", markup=False)
     verdict = "passed" if data["passed"] else "FAILED"
     alarms = f" (alarms: {len(data['flip_alarms'])})" if data["flip_alarms"] else ""
-    rich.print(f"{verdict}{alarms}; {data['verdicts']} verdicts, {data['unscored']} of them none; {_spent(data)}", markup=False)
+    rich.print(f"{verdict}{alarms}; {counted(data['verdicts'], 'verdicts')}, {data['unscored']} of them none; {_spent(data)}", markup=False)
 
 
 @click.command("score")
@@ -159,15 +159,15 @@ def score_command(judge: str, **values: Any) -> None:
 def _show_scores(data: dict[str, Any]) -> None:
     rich = _rich()
     shares = ", ".join(f"{label} {count}" for label, count in data["verdicts"].items())
-    several = f" of {data['rows']} rows; rows that show the same count once" if data["rows"] != data["n"] else ""
-    rich.print(f"{data['n']} items{several}: {shares}; no verdict {data['unscored']}", markup=False)
+    several = f" of {counted(data['rows'], 'rows')}; rows that show the same count once" if data["rows"] != data["n"] else ""
+    rich.print(f"{counted(data['n'], 'items')}{several}: {shares}; no verdict {data['unscored']}", markup=False)
     for reason in data["why_unscored"]:
         rich.print(f"note: no verdict: {reason}", markup=False)
     if data["interval"]:
         rich.print("mean value {:.3f}, 95 % [{:.3f}, {:.3f}] as this judge sees it".format(data["mean"], *data["interval"]), markup=False)
     if data["labelled"] > 0 and not data["corrected"]:
         why = "every item has one, and there is nothing to correct" if data["labelled"] == data["n"] else "it takes 20, and two items without one"
-        rich.print(f"note: the mean is not corrected by the {data['labelled']} items with human labels: {why}", markup=False)
+        rich.print(f"note: the mean is not corrected by the {counted(data['labelled'], 'items')} with human labels: {why}", markup=False)
     if found := data["corrected"]:
         text = (
             f"corrected by {found['n_people']} human labels: {found['mean']:.3f}, 95 % [{found['low']:.3f}, {found['high']:.3f}] "
@@ -282,7 +282,7 @@ def label_command(judge: str, rater: str | None, limit: int, rationale: bool, st
         print_json(data)
     else:
         then = f"; compile with: assay judge compile {judge!r} --labels store" if done else ""
-        click.echo(f"{done} labels of {who} kept{then}", err=True)
+        click.echo(f"{counted(done, 'labels')} of {who} kept{then}", err=True)
 
 
 def _ask(at: int, count: int, shown: Any, spec: Any) -> None:
@@ -343,7 +343,7 @@ def forget_command(rater: str, store: str | None, as_json: bool) -> None:
         print_json(data)
         return
     rich = _rich()
-    rich.print(f"{data['removed']} labels of {rater} removed", markup=False)
+    rich.print(f"{counted(data['removed'], 'labels')} of {rater} removed", markup=False)
     for judge in data["judges"]:
         rich.print(f"compiled from labels of {rater}, compile it again without them: {judge}", markup=False, soft_wrap=True)
 

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from assay.cli.shared import Console, json_option, pairs, print_json, program_endpoint, task_timeout_option, trust_option
+from assay.cli.wording import counted
 from assay.scrubbing import results, said
 
 __all__ = ["command"]
@@ -79,7 +80,7 @@ def _many(program: str, file: str, out: str | None, options: dict[str, Any]) -> 
             written.flush()
             advance(1)
     if failed:
-        console.say(f"warning: {failed} rows failed; each has its error in the output")
+        console.say(f"warning: {counted(failed, 'rows')} failed; each has its error in the output")
     return failed
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from assay.cli.shared import Console, print_json
+from assay.cli.wording import counted
 from assay.scrubbing import unscrubbed
 
 __all__ = ["command"]
@@ -138,8 +139,8 @@ async def _serve(
     if as_json:
         print_json(audit)
     shown.say(
-        f"{audit['calls']} calls went to a model, {audit['stored']} are stored, {audit['unrecorded']} were not recorded; "
-        f"{audit['unclosed']} rollouts were never closed"
+        f"{counted(audit['calls'], 'calls')} went to a model, {audit['stored']} are stored, {audit['unrecorded']} were not recorded; "
+        f"rollouts never closed: {audit['unclosed']:,}"
         + (f"; passed on and not recorded: {', '.join(f'{name} ({count})' for name, count in through.items())}" if through else "")
         + (f"; asked for and not spoken here: {', '.join(f'{path} ({count})' for path, count in past.items())}" if past else "")
     )

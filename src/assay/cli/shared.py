@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from assay.cli.wording import in_flags
+from assay.cli.wording import counted, in_flags
 from assay.scrubbing import known, message, results, unscrubbed
 
 __all__ = [
@@ -229,7 +229,7 @@ def require_coverage(data: Any) -> None:
         worst = min(low, key=lambda report: float(report["coverage"]))
         gaps = [f"{name} was not decided on {gap['n']} of {gap['of']}: {gap['reason']}" for name, gap in worst["undecided"].items()]
         if worst.get("why_failed"):
-            gaps.append(f"{worst['failed']} of {worst['n']} runs failed: {worst['why_failed']}")
+            gaps.append(f"{worst['failed']} of {counted(worst['n'], 'runs')} failed: {worst['why_failed']}")
         raise LowCoverage(
             f"coverage {worst['coverage']:.2f} is below the required {least:g}. {'; '.join(gaps)}. Mend what failed, or lower --min-coverage"
         )
@@ -274,9 +274,9 @@ def warn_of_gaps(rich: Any, data: dict[str, Any]) -> None:
         reason = data["unrecorded_reason"]
         rich.print(f"warning: how many LM calls went past the recorder is unknown{least}: {reason}", markup=False)
     elif data["unrecorded"]:
-        rich.print(f"warning: {data['unrecorded']} LM calls went past the recorder", markup=False)
+        rich.print(f"warning: {counted(data['unrecorded'], 'LM calls')} went past the recorder", markup=False)
     if data["rows_not_stored"]:
-        rich.print(f"warning: {data['rows_not_stored']} rows could not be stored", markup=False)
+        rich.print(f"warning: {counted(data['rows_not_stored'], 'rows')} could not be stored", markup=False)
 
 
 def say_openings(rich: Any, openings: dict[str, int] | None) -> None:
@@ -290,7 +290,7 @@ def say_openings(rich: Any, openings: dict[str, int] | None) -> None:
 def warn_of_failures(rich: Any, report: dict[str, Any]) -> None:
     """Why runs failed and what the rubric could not decide: neither may hide behind a score."""
     if report["failed"]:
-        rich.print(f"note: {report['failed']} of {report['n']} runs failed; the commonest reason: {report['why_failed']}", markup=False)
+        rich.print(f"note: {report['failed']} of {counted(report['n'], 'runs')} failed; the commonest reason: {report['why_failed']}", markup=False)
     for name, part in report["undecided"].items():
         rich.print(f"warning: {name} was not decided on {part['n']} of {part['of']} and is not in their score: {part['reason']}", markup=False)
 

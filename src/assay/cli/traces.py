@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from assay.cli.shared import min_coverage_option, no_preflight_option, print_json, require_coverage, task_timeout_option, trust_option
+from assay.cli.wording import counted
 
 __all__ = ["command"]
 
@@ -170,7 +171,7 @@ def _stats_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     def by(name: str) -> str:
         return ", ".join(f"{part} {count:,}" for part, count in found[name].items()) or "–"
 
-    unrecorded = f"{found['unrecorded']} LM calls"
+    unrecorded = f"{counted(found['unrecorded'], 'LM calls')}"
     if found["unrecorded"] is None:
         unrecorded = "unknown, at least {unrecorded_seen} LM calls ({unrecorded_reason})".format(**found)
     unpriced = "a call has no known price" if found["unrecorded"] == 0 else "LM calls that went past the recorder are in no price"
@@ -264,7 +265,7 @@ def close(idle_minutes: float, store: str | None, as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
-        click.echo(f"{found['done']} rollouts ended with their answer, {found['error']} without one")
+        click.echo(f"{counted(found['done'], 'rollouts')} ended with their answer, {found['error']} without one")
 
 
 @command.command("score")
@@ -295,12 +296,15 @@ def score(rubric: str, store: str | None, as_json: bool, no_preflight: bool, **v
     if as_json:
         print_json(data)
     else:
-        click.echo(f"{data['scored']} rollouts scored{mean}; {data['unscored']} could not be and are as before, {data['skipped']} had a score")
+        click.echo(
+            f"{counted(data['scored'], 'rollouts')} scored{mean}; {data['unscored']} could not be and are as before, {data['skipped']} had a score"
+        )
         if others := data["skipped_of_other_rubrics"]:
             of = ", ".join(f"{count} of {name or 'a rubric without a name'}" for name, count in others.items())
             click.echo(f"note: scores that were there are of another rubric than {data['rubric']}: {of}. --again replaces them")
         if data["running"]:
-            click.echo(f"{data['running']} rollouts are still running and were not scored; end those that are left open with: assay traces close")
+            running, are = counted(data["running"], "rollouts"), "is" if data["running"] == 1 else "are"
+            click.echo(f"{running} {are} still running and not scored; end those that are left open with: assay traces close")
     require_coverage(data)
 
 
@@ -317,7 +321,7 @@ def forget(subject: str, store: str | None, as_json: bool) -> None:
     if as_json:
         print_json(data)
         return
-    click.echo(f"{data['removed']} rollouts of {subject!r} removed")
+    click.echo(f"{counted(data['removed'], 'rollouts')} of {subject!r} removed")
     click.echo(
         f"{data['prompts_emptied']} prompts of others that showed their tasks emptied, {data['cached_answers_removed']} cached answers removed"
     )

@@ -23,7 +23,7 @@ from assay.cli.shared import (
     trust_option,
     with_options,
 )
-from assay.cli.wording import in_flags
+from assay.cli.wording import counted, in_flags
 
 __all__ = ["command"]
 
@@ -132,10 +132,11 @@ def _show(data: dict[str, Any]) -> None:
         table.add_row(*row, style="bold" if step == data["best_step"] else None)
     rich.print(table)
     rich.print(
-        f"{data['rows']} rows of {data['tasks']} tasks, {data['held_out_rows']} held out; {data['steps']} steps, the best is {data['best_step']}"
+        f"{counted(data['rows'], 'rows')} of {data['tasks']} tasks, {data['held_out_rows']} held out; "
+        f"{counted(data['steps'], 'steps')}, the best is {data['best_step']}"
     )
     for why, count in data["left_out"].items():
-        rich.print(f"{count} rows left out: {why}", markup=False)
+        rich.print(f"{counted(count, 'rows')} left out: {why}", markup=False)
     if data["agreement"] is not None:
         rich.print(f"served beside torch: {100 * data['agreement']:.0f} % of greedy texts are the same")
     for note in [*data["notes"], *([data["stopped"]] if data["stopped"] else [])]:
@@ -319,7 +320,8 @@ def _show_policy(data: Mapping[str, Any]) -> None:
     _show_validation(rich, data)
     seconds = ", ".join(f"{name} {value:.0f} s" for name, value in data["seconds"].items())
     rich.print(
-        f"{data['steps']} steps, {data['rollouts']} rollouts, {data['calls']} calls trained on ({seconds}); weights of step {data['best_step']}"
+        f"{counted(data['steps'], 'steps')}, {counted(data['rollouts'], 'rollouts')}, {data['calls']} calls trained on ({seconds}); "
+        f"weights of step {data['best_step']}"
     )
     settled = {None: "too few steps to tell whether it converged", True: "converged", False: "not converged"}[data["converged"]]
     rich.print(f"{settled}: the mean reward of the last ten steps beside that of the ten before", markup=False)

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-__all__ = ["in_flags", "message_of"]
+__all__ = ["counted", "in_flags", "message_of"]
 
 _VALUE = r"\{[^{}]*\}|\[[^\[\]]*\]|'[^']*'|\"[^\"]*\"|…|-?\d[\w.+-]*\w|-?\d|[A-Z]\w*"
 _ASSIGNED = re.compile(rf"(?<![\w.-])(?P<name>[a-z]\w*)=(?P<value>{_VALUE})")
@@ -20,6 +20,11 @@ _PAIR = re.compile(r"'(\w+)': (?:'([^']*)'|([^,}]+))")
 _PYTHON_ONLY = re.compile(r"\blm=…,? or ")
 _ALIASES = {"parameters": "settings", "objectives": "objective"}  # Python argument -> name of the flag's value
 _OPPOSITES = {"cache": "no_cache", "preflight": "no_preflight", "demos": "without_demos"}
+
+
+def counted(number: int, things: str) -> str:
+    """A number and what it counts: `1 rollout`, `2 rollouts`, `1,200 LM calls`."""
+    return f"{number:,} {things.removesuffix('s') if number == 1 else things}"
 
 
 def in_flags(text: str, command: click.Command | None = None) -> str:

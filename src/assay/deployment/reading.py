@@ -80,7 +80,8 @@ def read_json(path: Path, folder: Path) -> dict[str, Any]:
     try:
         found = json.loads(_content(path, folder))
     except FileNotFoundError:
-        raise ArtifactError(f"{folder} is no artifact: it has no {path.name}") from None
+        why = f"it has no {path.name}" if folder.is_dir() else "there is no such folder"
+        raise ArtifactError(f"{folder} is no artifact: {why}. `assay compile` and `assay tune` print the folder that they write") from None
     except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{path} cannot be read: {error}") from None
     if not isinstance(found, dict):

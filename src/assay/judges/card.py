@@ -301,7 +301,7 @@ def draw_card(card: dict[str, Any], path: Path) -> Path:
     table, labels = np.array(card["confusion"]["verdicts_by_people"]), card["confusion"]["labels"]
     right.imshow(table, cmap="Blues")
     for (row, column), value in np.ndenumerate(table):
-        right.text(column, row, f"{value:.0f}", ha="center", va="center", color="white" if value > table.max() / 2 else "black")
+        right.text(column, row, f"{value:.4g}", ha="center", va="center", color="white" if value > table.max() / 2 else "black")
     right.set_xticks(range(len(labels)), labels, rotation=30)
     right.set_yticks(range(len(labels)), labels)
     right.set(xlabel="people", ylabel="judge")

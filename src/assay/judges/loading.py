@@ -77,7 +77,10 @@ def load_judge(source: str | Path, *, find: Find | None = None, **spec: Any) -> 
         judge: Any = found() if isinstance(found, type) else found
         return judge
     if " " not in text.strip():
-        raise RubricError(f"no judge is called {text!r}: give a .yaml file, file.py:NAME, package.module:NAME, an artifact's folder, or a sentence")
+        there = " (there is no such file or folder)" if "/" in text and not Path(text).exists() else ""
+        raise RubricError(
+            f"no judge is called {text!r}{there}: give a .yaml file, file.py:NAME, package.module:NAME, an artifact's folder, or a sentence"
+        )
     return PointwiseJudge(JudgeSpec(text=text, **spec))
 
 

@@ -82,6 +82,7 @@ class _RubricFile(StrictModel):
 
 
 _CRITERION_KEYS = {name for key, field in _CriterionFile.model_fields.items() for name in (key, field.alias) if name}
+_JUDGE_KEYS = {"text", "jury", "cascade"}  # of a judge's file
 _WHAT = "a rubric is a mapping with 'name' and 'criteria'"
 
 
@@ -105,6 +106,11 @@ def load_rubric(source: str | Path, *, resolver: Resolver | None = None) -> Rubr
         return read_foreign(Path(source), resolver=resolver)
     text, shown, folder = _read(str(source))
     data, node = _mapping(text, shown, _WHAT)
+    if "criteria" not in data and data.keys() & _JUDGE_KEYS:
+        raise RubricError(
+            f"{shown} is a judge's file, not a rubric: a rubric has criteria, and one of them can use this judge: "
+            f"{{name: NAME, judge: {{use: {Path(shown).name}}}}}"
+        )
     parsed, problems = _validated(data, node, shown, _RubricFile)
     entries = parsed.criteria if parsed is not None else _valid_entries(data)
     criteria: list[Criterion] = []

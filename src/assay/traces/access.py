@@ -131,9 +131,9 @@ class Access:
         return names[0] if names else None
 
     def rollout_managed(self, request: web.Request) -> str:
-        """The id of the rollout that an address names, by its name or token."""
+        """The rollout that an address names: its id where that is a token, else the name as it was given."""
         name = request.match_info["rollout"]
-        return self.rollout_of_token(name) or rollout_id_of(name)
+        return self.rollout_of_token(name) or name
 
     def passed_on(self, headers: Mapping[str, str]) -> dict[str, str]:
         """The headers that may go to an upstream: not a key or token of this gateway, which are nobody else's business."""

@@ -299,7 +299,9 @@ class Gateway:
 
     async def _show(self, request: web.Request) -> web.Response:
         await self._from_store(self.store.flush, _FLUSH_S)
-        found = await self._from_store(self.store.rollout, self._id(request))
+        found = await self._from_store(self.rollouts.stored, self._id(request))
+        if found is None:
+            raise UnknownRollout(f"there is no rollout {self._id(request)!r}")
         told = {"id": found.id, "status": found.status, "score": found.score, "human_rating": found.human_rating, "turns": len(found.transitions)}
         return web.json_response(told)
 
@@ -327,9 +329,10 @@ class Gateway:
         rating = told.get("rating")
         if isinstance(rating, bool) or not isinstance(rating, int | float) or not 0 <= rating <= 1:
             raise ConfigError(f"rating={rating!r} must be a number between 0 and 1")
-        rollout_id = rollout_id_of(str(told.get("rollout", "")))
-        if self.rollouts.at_hand(rollout_id) is None:
-            await self._from_store(self.rollouts.of_gateway, rollout_id, waits=False)
+        name = str(told.get("rollout", ""))
+        rollout_id = rollout_id_of(name)
+        if self.rollouts.at_hand(name) is None:
+            await self._from_store(self.rollouts.of_gateway, name, waits=False)
         await self._from_store(self.store.rate, rollout_id, float(rating))
         if (live := self.rollouts.open.get(rollout_id)) is not None:
             live.rollout.human_rating = float(rating)

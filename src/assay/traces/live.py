@@ -137,7 +137,10 @@ class LiveRollouts:
         Raises:
             UnknownRollout: there is none, or it was not recorded by a gateway: what others recorded is never written to from here.
         """
-        return _own(self.store.rollout(rollout_id_of(name)))
+        found = self.stored(name)
+        if found is None:
+            raise UnknownRollout(f"there is no rollout {name!r}")
+        return _own(found)
 
     def named(self, name: str, upstream: Any, rollout: Rollout | None) -> Live:
         """The open rollout of that name; one that was closed or left by an earlier gateway, as it stands in the store, is opened

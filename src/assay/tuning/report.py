@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from assay.compilereport import dollars
+from assay.compilereport import dollars, figure, with_interval
 from assay.models import Meter
 from assay.optimizers.comparison import Comparison
 from assay.optimizers.metrics import Budget, before_and_after
-from assay.optimizers.parameters import SearchOutcome
+from assay.optimizers.parameters import SearchOutcome, in_figures
 from assay.optimizers.statistics import mean_difference
 from assay.reprs import Shown
 from assay.traces.sealing import Openings, openings_line
@@ -112,14 +112,15 @@ def saving(found: Comparison) -> dict[str, float | None]:
 
 def as_page(data: Mapping[str, Any]) -> str:
     """The report in Markdown."""
-    settings = ", ".join(f"{name} {value}" for name, value in data["best"].items())
+    settings = ", ".join(f"{name} {in_figures(value)}" for name, value in data["best"].items())
     lines = ["# Tuned agent parameters", "", f"Best: {settings}.", ""]
     before, after = data["test"]["default"], data["test"]["tuned"]
     if before and after:
-        lines += ["| sealed test | default | tuned |", "|---|---|---|", f"| score | {before['score']} | {after['score']} |"]
-        lines += [f"| tokens a task | {before['tokens_per_task']} | {after['tokens_per_task']} |"]
-        lines += [f"| {name} | {before['metrics'][name]} | {after['metrics'][name]} |" for name in after["metrics"]]
-        lines += ["", f"Gain, paired, 95 %: {data['test']['gain']}. Replaces the default (gate): {data['replaces']}."]
+        lines += ["| sealed test | default | tuned |", "|---|---|---|", f"| score | {figure(before['score'])} | {figure(after['score'])} |"]
+        lines += [f"| tokens a task | {before['tokens_per_task']:.1f} | {after['tokens_per_task']:.1f} |"]
+        lines += [f"| {name} | {figure(before['metrics'][name])} | {figure(after['metrics'][name])} |" for name in after["metrics"]]
+        verdict = "the tuned parameters replace the default" if data["replaces"] else "no proof that they are better: keep the default"
+        lines += ["", f"Gain, paired: {with_interval(data['test']['gain'])}. Gate: {verdict}."]
         lines += ["", openings_line(data["test_openings"])]
     lines += [
         "",

@@ -76,7 +76,8 @@ def tune(
     if out is not None:
         check_place(Path(out).resolve())
     if apply is not None and not is_artifact(apply):
-        raise ConfigError(f"{apply} is no artifact to write parameters into")
+        why = "it has no manifest.json" if Path(apply).is_dir() else "there is no such folder"
+        raise ConfigError(f"apply={str(apply)!r} is no artifact to write parameters into: {why}")
     with open_job(config.of_one_worker(), program=program, rubric=rubric, lm=lm, progress=shown, store=store, resume=resume, need=config.need) as job:
         job.status = "stopped"  # until all of it is done
         finished = job.finished(apply=apply)
