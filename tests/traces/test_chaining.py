@@ -107,6 +107,19 @@ def test_rows_whose_conversation_is_not_on_record_are_left_out_and_fail_the_gate
     assert ([row["t"] for row in found], manifest["problems"]) == ([0], {"conversation": 1})
 
 
+@pytest.mark.parametrize("name", ["cachedContent", "cached_content"])
+def test_calls_that_begin_with_what_gemini_keeps_are_left_out_of_rows(store: Store, name: str) -> None:
+    contents = [{"role": "user", "parts": [{"text": "sum it up"}]}]
+    answer = {"candidates": [{"content": {"role": "model", "parts": [{"text": "3"}]}, "finishReason": "STOP"}]}
+    put(
+        store,
+        ({"dialect": "gemini", "body": {"contents": contents}}, answer),
+        ({"dialect": "gemini", "body": {"contents": contents, name: "c/1"}}, answer),
+    )
+    found, manifest = rows("sft", store)
+    assert ([row["t"] for row in found], manifest["problems"]) == ([0], {"conversation": 1})
+
+
 def test_training_on_chained_calls_reads_the_whole_conversation(store: Store) -> None:
     class Words:
         """One token a message."""

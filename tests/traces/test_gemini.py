@@ -330,8 +330,11 @@ def test_an_answer_that_ends_in_every_event_is_not_held_back(tmp_path: Path) -> 
     assert (rollout.transitions[0].output, rollout.transitions[0].error) == ("one two three", None)
 
 
-def test_googles_models_are_asked_at_google_in_their_dialect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GEMINI_API_KEY", "AIza-of-the-environment")
+@pytest.mark.parametrize("variable", ["GEMINI_API_KEY", "GOOGLE_API_KEY"])
+def test_googles_models_are_asked_at_google_in_their_dialect(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    for name in ("GEMINI_API_KEY", "GOOGLE_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, "AIza-of-the-environment")
     upstream = upstream_of("gemini/gemini-2.5-flash")
     assert isinstance(upstream, HttpUpstream)
     assert (upstream.base, upstream.model, upstream.key) == (

@@ -144,6 +144,33 @@ def test_forty_secrets_are_in_nothing_that_is_written_of_a_call(
     assert plant.in_(caplog.text) == []
 
 
+@pytest.mark.parametrize("status", [401, 200])
+def test_secrets_of_a_call_in_geminis_dialect_are_in_nothing_that_is_written(
+    echo: tuple[Echo, str], tmp_path: Path, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, url = echo
+    server.status = status  # 200 with what is no answer of Gemini's
+    plant, owner = Planted(), Planted()
+    body, headers, query = request_full_of(plant)
+    search = {"externalApi": {"endpoint": "https://s", "apiAuth": {"apiKeyConfig": {"apiKeyString": plant()}}}}
+    maps = {"authConfig": {"apiKeyConfig": {"api_key_string": plant()}, "oauthConfig": {"accessToken": plant()}}}
+    tools = [*body["tools"], {"retrieval": search}, {"googleMaps": maps}]
+    gemini = {**body, "contents": [{"role": "user", "parts": [{"text": "hello"}]}], "tools": tools}
+    with Store(tmp_path / "s.db") as store, caplog.at_level(logging.DEBUG):
+        upstream = HttpUpstream("m", url, key=(key := f"owner{owner()}"))
+        with served(Gateway(store, upstream).app()) as gateway:
+            found, told = asked("POST", f"{gateway}/v1beta/models/m:generateContent?{query}", gemini, **headers)
+        store.flush()
+        (transition,) = store.rollout(next(store.rollouts()).id).transitions
+    assert (found, transition.error is not None, transition.request["dialect"]) == (status, True, "gemini")
+    assert key in server.received
+    assert key not in told
+    assert "&key=" not in server.received  # the caller's own, where the gateway asks with its own
+    assert plant.in_(everything_in(tmp_path)) == []
+    assert owner.in_(everything_in(tmp_path)) == []
+    assert plant.in_(caplog.text) == []
+
+
 def test_litellms_key_of_the_environment_is_neither_stored_nor_told_to_the_caller(
     echo: tuple[Echo, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -408,6 +408,22 @@ def test_a_call_through_the_gateway_is_recorded_there(server: str, tmp_path: Pat
     assert recorder.unrecorded == Unrecorded(0)
 
 
+@pytest.mark.parametrize("name", ["x-goog-api-key", "x-api-key", "api-key"])
+def test_a_call_with_a_rollouts_name_as_its_key_is_recorded_at_the_gateway(server: str, tmp_path: Path, name: str) -> None:
+    recorder, body = Recorder(), {"contents": [{"parts": [{"text": "hello"}]}]}
+
+    async def ask(url: str) -> None:
+        async with aiohttp.ClientSession(headers={name: "rollout-r1"}) as session, session.post(url, json=body) as answer:
+            await answer.read()
+
+    with Store(tmp_path / "s.db") as store, served(Gateway(store, upstream_of(None, base=server)).app()) as gateway, recorder.rollout(Rollout()):
+        url = f"{gateway}/v1beta/models/m:generateContent"
+        httpx.post(url, json=body, headers={name: "rollout-r1"})
+        asyncio.run(ask(url))
+        httpx.post(f"{server}/v1beta/models/m:generateContent", json=body, headers={name: "AIza"})
+    assert recorder.unrecorded == Unrecorded(1)
+
+
 def test_a_client_that_is_imported_inside_a_rollout_is_seen(server: str) -> None:
     code = (
         "import sys\nfrom assay.traces import Recorder, Rollout\nassert 'httpx' not in sys.modules\nrecorder = Recorder()\n"

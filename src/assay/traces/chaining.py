@@ -1,14 +1,18 @@
 """Requests of OpenAI's Responses API that continue a conversation which the server kept: with that conversation in them.
 
-A client that sends `previous_response_id` or `conversation` sends only what is new. Does not read the store.
+A client that sends `previous_response_id` or `conversation` sends only what is new. What Gemini's `cachedContent` holds was sent apart and is not on
+record. Does not read the store.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from assay.traces.gemini import field
+
 __all__ = ["complete_requests", "continues", "whole_requests"]
 
 Body = Mapping[str, Any]
+_KEPT = ('"previous_response_id"', '"conversation"', '"cachedContent"', '"cached_content"')  # in the JSON of requests that are not whole
 
 
 class Call(Protocol):
@@ -28,7 +32,7 @@ class Call(Protocol):
 
 def complete_requests(calls: Sequence[Call]) -> None:
     """Puts the conversation that the server kept into the requests of a rollout's calls, in order; `whole` is False where it is not on record."""
-    if not any('"previous_response_id"' in call.request_json or '"conversation"' in call.request_json for call in calls):
+    if not any(name in call.request_json for call in calls for name in _KEPT):
         return
     for call, whole in zip(calls, whole_requests([(call.request, call.response) for call in calls]), strict=True):
         call.whole = whole is not None
@@ -49,7 +53,8 @@ def whole_requests(calls: Sequence[tuple[Mapping[str, Any], Body]]) -> list[dict
     Args:
         calls: each request as it is stored, and the body of its response; empty where the call failed.
     Returns:
-        One request a call, unchanged where it continues nothing; None where it continues a response that is not among the calls before it.
+        One request a call, unchanged where it continues nothing; None where it continues a response that is not among the calls before it, or
+        contents that Gemini keeps.
     Source: platform.openai.com/docs/guides/conversation-state.
     """
     found: list[dict[str, Any] | None] = []
@@ -58,7 +63,7 @@ def whole_requests(calls: Sequence[tuple[Mapping[str, Any], Body]]) -> list[dict
     for request, response in calls:
         previous, conversation = _previous(request), _conversation(request)
         before = by_response.get(previous) if previous is not None else by_conversation.get(conversation, []) if conversation is not None else []
-        whole = _with(request, before) if before is not None else None
+        whole = _with(request, before) if before is not None and not _is_cached(request) else None
         found.append(whole)
         items = None if whole is None else [*_items(whole["body"].get("input")), *_items(response.get("output"))] if _is_responses(whole) else []
         if isinstance(response.get("id"), str):
@@ -83,6 +88,10 @@ def _items(value: Any) -> list[Any]:
 
 def _is_responses(request: Mapping[str, Any]) -> bool:
     return request.get("dialect") == "responses" and isinstance(request.get("body"), Mapping)
+
+
+def _is_cached(request: Mapping[str, Any]) -> bool:
+    return request.get("dialect") == "gemini" and bool(field(request.get("body"), "cachedContent"))
 
 
 def _previous(request: Mapping[str, Any]) -> str | None:

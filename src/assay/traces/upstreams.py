@@ -36,10 +36,10 @@ __all__ = ["EmbeddedUpstream", "HttpUpstream", "LitellmUpstream", "Reply", "answ
 _NAME = 200  # characters of a model's name that callers and servers choose
 _DEPLOYMENT = re.compile(r"(?<=^/openai/deployments/)[^/]+")
 _AZURE = "/openai/"  # how paths of Azure begin, which takes a key in a header of its own
-_PROVIDERS = {  # base address, key, and the dialects it speaks itself
-    "openai": ("https://api.openai.com", "OPENAI_API_KEY", ("chat", "completions", "responses")),
-    "anthropic": ("https://api.anthropic.com", "ANTHROPIC_API_KEY", ("messages",)),
-    "gemini": ("https://generativelanguage.googleapis.com", "GEMINI_API_KEY", ("gemini",)),
+_PROVIDERS = {  # base address, variables of its key, and the dialects it speaks itself
+    "openai": ("https://api.openai.com", ("OPENAI_API_KEY",), ("chat", "completions", "responses")),
+    "anthropic": ("https://api.anthropic.com", ("ANTHROPIC_API_KEY",), ("messages",)),
+    "gemini": ("https://generativelanguage.googleapis.com", ("GEMINI_API_KEY", "GOOGLE_API_KEY"), ("gemini",)),
 }
 
 
@@ -294,6 +294,7 @@ def upstream_of(
     provider, _, rest = model.partition("/")
     litellm = LitellmUpstream(model, {"api_key": key} if key else {}, idle_s=idle_s)
     if provider in _PROVIDERS:
-        address, variable, dialects = _PROVIDERS[provider]
-        return HttpUpstream(model, address, model=rest, key=key or os.environ.get(variable), dialects=dialects, other=litellm, idle_s=idle_s)
+        address, variables, dialects = _PROVIDERS[provider]
+        key = key or next((found for name in variables if (found := os.environ.get(name))), None)
+        return HttpUpstream(model, address, model=rest, key=key, dialects=dialects, other=litellm, idle_s=idle_s)
     return litellm
