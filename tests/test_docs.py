@@ -46,6 +46,15 @@ def test_links_lead_somewhere() -> None:
             assert (page.parent / link).exists(), f"{page.name}: {link}"
 
 
+def test_links_to_a_section_name_one_of_its_headings() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for link, anchor in re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", page.read_text()):
+            target = page.parent / link if link else page
+            headings = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE)
+            slugs = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
+            assert anchor in slugs, f"{page.name}: {link}#{anchor}"
+
+
 def test_the_mapped_folders_exist() -> None:
     for folder in re.findall(r"^\| `([^`]+)` \|", README, re.MULTILINE):
         assert (ROOT / folder).is_dir(), folder

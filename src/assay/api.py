@@ -137,7 +137,7 @@ def load(path: str | Path, *, program: dspy.Module | None = None, trust: bool = 
 
     Args:
         program: an uncompiled instance to load into, for programs that cannot be built from their name alone; then no file of the artifact is run.
-        trust: trusts the content of an artifact that somebody else compiled, from now on; see `docs/security.md`.
+        trust: trusts the content of an artifact that somebody else compiled, from now on; see `docs/explanation/security.md`.
     Raises:
         UntrustedArtifact: it holds code that this user has neither compiled nor trusted.
         ArtifactError: it was changed, or its program is none.

@@ -212,7 +212,7 @@ def load_rubric(source: str | Path | Rubric, *, judge_lm: dspy.LM | None = None,
 
     Args:
         own_models: compiled judges ask the model that they were calibrated with, at its own address, and not `judge_lm`.
-        trust: trusts the contents of artifacts that it names and somebody else compiled, from now on; see `docs/security.md`.
+        trust: trusts the contents of artifacts that it names and somebody else compiled, from now on; see `docs/explanation/security.md`.
     Raises:
         RubricError: it is wrong, or names something that is.
         UntrustedArtifact: an artifact that it names, or is a part of, holds code that this user has neither compiled nor trusted.
