@@ -492,6 +492,38 @@ def test_a_streams_events_are_merged_into_the_answer_that_would_have_come_unstre
     assert (body["modelVersion"], body["usageMetadata"]) == ("m", {"promptTokenCount": 1})
 
 
+def test_arguments_that_are_streamed_are_those_of_one_call() -> None:
+    """Vertex AI's `streamFunctionCallArguments`: a part a value, by its path; texts come in pieces."""
+
+    def partial(path: str, **value: Any) -> dict[str, Any]:
+        return {"functionCall": {"partialArgs": [{"jsonPath": path, **value}], "willContinue": True}}
+
+    events = [
+        event({"functionCall": {"name": "light", "willContinue": True}}),
+        event(partial("$.brightness", numberValue=50)),
+        event(partial("$.room['the name']", stringValue="Living ", willContinue=True), partial("$.room['the name']", stringValue="room")),
+        event(partial("$.colors[1].on", boolValue=False), partial("$.colors[0]", nullValue="NULL_VALUE")),
+        event({"functionCall": {}}),
+        event({"functionCall": {"name": "next", "args": {"a": 1}}}, finishReason="STOP"),
+    ]
+    body, complete = read_events("gemini", events)
+    assert complete
+    assert body is not None
+    assert body["candidates"][0]["content"]["parts"] == [
+        {"functionCall": {"name": "light", "args": {"brightness": 50, "room": {"the name": "Living room"}, "colors": [None, {"on": False}]}}},
+        {"functionCall": {"name": "next", "args": {"a": 1}}},
+    ]
+
+
+@pytest.mark.parametrize("path", ["$", "$.a.b", "$[0]", "$.a[99999999]"])
+def test_a_path_of_streamed_arguments_that_fits_nothing_is_left_out(path: str) -> None:
+    first = {"functionCall": {"name": "f", "partialArgs": [{"jsonPath": "$.a", "stringValue": "x"}], "willContinue": True}}
+    wrong = {"functionCall": {"partialArgs": [{"jsonPath": path, "numberValue": 1}]}}
+    body, _ = read_events("gemini", [event(first, wrong)])
+    assert body is not None
+    assert body["candidates"][0]["content"]["parts"][0]["functionCall"]["name"] == "f"
+
+
 def test_a_stream_without_a_reason_for_its_end_is_not_complete_and_a_blocked_prompt_is() -> None:
     assert not read_events("gemini", [event({"text": "a"})])[1]
     assert read_events("gemini", [{"promptFeedback": {"blockReason": "SAFETY"}}]) == ({"promptFeedback": {"blockReason": "SAFETY"}}, True)

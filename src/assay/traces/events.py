@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from assay.traces.dialects import each, told_error
-from assay.traces.gemini import field, listed
+from assay.traces.gemini import continue_call, field, listed
 
 __all__ = ["read_events"]
 
@@ -282,7 +282,13 @@ def _merge_content(whole: Body, content: Any) -> None:
     parts = told.setdefault("parts", [])
     for part in listed(content.get("parts")):
         last = parts[-1] if parts else {}
-        if _is_text(part) and _is_text(last) and bool(part.get("thought")) == bool(last.get("thought")) and not field(last, "thoughtSignature"):
+        call, begun = field(part, "functionCall"), last.get("functionCall")
+        if isinstance(call, Mapping) and isinstance(begun, dict) and begun.get("willContinue"):
+            continue_call(begun, call)
+        elif isinstance(call, Mapping) and (field(call, "partialArgs") is not None or field(call, "willContinue")):
+            parts.append({**_copied(part), "functionCall": {}})
+            continue_call(parts[-1]["functionCall"], call)
+        elif _is_text(part) and _is_text(last) and bool(part.get("thought")) == bool(last.get("thought")) and not field(last, "thoughtSignature"):
             _merge(last, part)
         else:
             parts.append(_copied(part))

@@ -14,8 +14,8 @@ from assay.traces.answers import Answer, Message, chat_call, content_of, count_o
 from assay.traces.linking import linked
 
 __all__ = [
-    "CALL_IDS", "PATH", "ROUTE", "answer_of", "asked_schema", "choices_of", "error_in", "field", "is_google", "listed", "messages_of", "model_in",
-    "plain_types", "streams", "tool_choice", "tools_of", "with_model",
+    "CALL_IDS", "PATH", "ROUTE", "answer_of", "asked_schema", "choices_of", "continue_call", "error_in", "field", "is_google", "listed",
+    "messages_of", "model_in", "plain_types", "streams", "tool_choice", "tools_of", "with_model",
 ]  # fmt: skip
 
 PATH = "/v1beta/models/MODEL:generateContent"
@@ -25,6 +25,8 @@ CALL_IDS = "gemini_"  # before the number of a tool call that came without an id
 _GOOGLE = re.compile(r"^/(?:upload/)?v1(?:alpha|beta)\d*/|/(?:models|tunedModels|endpoints)/[^/:]+:\w+$")
 _MODEL = re.compile(r"(?<=/)(?:models|tunedModels|endpoints)/([^/:]+)(?=:\w+$)")
 _TYPES = frozenset({"STRING", "NUMBER", "INTEGER", "BOOLEAN", "ARRAY", "OBJECT", "NULL"})  # as Gemini writes them
+_STEP = re.compile(r"\['([^']*)'\]|\[(\d+)\]|\.?([^.\[\]]+)")  # of a JSON path
+_LONGEST = 10_000  # places of a list in arguments that are streamed
 _UPPER = re.compile(r"[A-Z]")
 _CODE = ("executableCode", "codeExecutionResult")  # what Google ran itself while it answered
 _BLOCKED = frozenset({
@@ -201,6 +203,41 @@ def _read_part(found: Answer, part: Mapping[str, Any]) -> None:
         found.media.append(f"{_kind(told)}: {hashed(str(told.get('data')))}")
     elif isinstance(told := field(part, "fileData"), Mapping):
         found.media.append(f"{_kind(told)}: {field(told, 'fileUri')}")
+
+
+def continue_call(whole: dict[str, Any], told: Mapping[str, Any]) -> None:
+    """Adds the next part of a function call whose arguments are streamed, as Vertex AI does where it is asked to.
+
+    `willContinue` stands in the call until its last part has come.
+    """
+    names = ("partialArgs", "partial_args", "willContinue", "will_continue")
+    whole.update({key: value for key, value in told.items() if key not in names})
+    for part in listed(field(told, "partialArgs")):
+        steps = [int(number) if number else name or quoted for quoted, number, name in _STEP.findall(str(field(part, "jsonPath")).removeprefix("$"))]
+        value = next((field(part, name) for name in ("stringValue", "numberValue", "boolValue") if field(part, name) is not None), None)
+        if steps:
+            _put_at(whole.setdefault("args", {}), steps, value)
+    whole.pop("willContinue", None)
+    if field(told, "willContinue"):
+        whole["willContinue"] = True
+
+
+def _put_at(node: Any, steps: list[Any], value: Any) -> None:
+    """Puts a value into objects and lists, which are made where they are missing; a text goes on with the text that is there."""
+    for at, step in enumerate(steps):
+        last = at == len(steps) - 1
+        if isinstance(node, list) and isinstance(step, int) and step < _LONGEST:
+            node += [None] * (step + 1 - len(node))
+            before = node[step]
+        elif isinstance(node, dict) and isinstance(step, str):
+            before = node.get(step)
+        else:
+            return  # a path that does not fit what came before
+        if last:
+            node[step] = before + value if isinstance(before, str) and isinstance(value, str) else value
+        elif not isinstance(before, list | dict):
+            node[step] = before = [] if isinstance(steps[at + 1], int) else {}
+        node = before
 
 
 def _kind(told: Mapping[str, Any]) -> str:
