@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from assay.datasets.tasks import content_hash
 from assay.testing.serving import get, post, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store
+from assay.traces.prompts import sections_of
 from assay.traces.sealing import know_splits
 
 HERE = Path(__file__).parent
@@ -155,7 +156,10 @@ class Client:
         outputs: text of each call; `tools` are its tool calls with arguments and results, in order.
         answer: what the program prints; by default the last text.
         prediction: of the rollout; by default the answer.
-        retries: calls in all of a run whose first call is answered with 429 (0: the client gives up).
+        conversations: rows of `export sft --whole`; more than one where the client rewrites its history.
+        streamed: calls that are streamed; by default all in modes with "stream" in their names, and none in others.
+        retries: calls in all of a run whose first call is answered with 429 (1: the client gives up).
+        by_mode: other values of these fields in single modes.
     """
 
     name: str
@@ -168,9 +172,14 @@ class Client:
     tools: tuple[tuple[str, Any, str | None], ...] = (("calculator", {"expression": "6*7"}, "42"),) * 2
     answer: Any = None
     prediction: Any = None
-    streams: Mapping[str, int] = field(default_factory=dict)  # streamed calls by mode, where they are not all or none
+    streamed: int | None = None
+    conversations: int = 1
     retries: int = 4
     variables: Mapping[str, str] = field(default_factory=dict)
+    by_mode: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def at(self, mode: str) -> "Client":
+        return replace(self, **self.by_mode.get(mode, {}))
 
 
 @dataclass
@@ -263,12 +272,18 @@ def table_of(client: Client, at: Bench) -> tuple[list[Row], dict[str, str]]:
         row = Row(client.name, mode)
         rows.append(row)
         plain = f"{client.name} in mode {mode}: {client.ask}"
-        found = _compared(client, at, row, plain, 1000 * (2 * index + 1))
-        again = _retried(client, at, row, f"{plain} #once429", 1000 * (2 * index + 2))
+        found = _compared(client.at(mode), at, row, plain, 1000 * (2 * index + 1))
+        again = _retried(client.at(mode), at, row, f"{plain} #once429", 1000 * (2 * index + 2))
         modes |= dict.fromkeys((rollout.id for rollout in (*found, *again)), mode)
         with Store(at.store) as store:  # exports leave out tasks of the sealed splits, and which are those is drawn by lot
-            know_splits(store, {"train": [(content_hash(rollout.inputs), "") for rollout in (*found, *again)]})
+            know_splits(store, {"train": [(content_hash(task), "") for rollout in (*found, *again) for task in _tasks(rollout)]})
     return rows, modes
+
+
+def _tasks(rollout: Rollout) -> list[dict[str, Any]]:
+    """Its inputs, also as the fields of DSPy's prompt."""
+    fields = sections_of(str(rollout.inputs.get("prompt")).partition("\n\nRespond with")[0])
+    return [rollout.inputs, *([fields] if fields else [])]
 
 
 def _compared(client: Client, at: Bench, row: Row, question: str, number: int) -> list[Rollout]:
@@ -300,7 +315,7 @@ def _retried(client: Client, at: Bench, row: Row, question: str, number: int) ->
     """The same with a first call that is answered with 429: as many calls, and the same outcome, both ways."""
     alone, through = (at.run(row.mode, question, number, through=way) for way in (False, True))
     problems = [] if alone.statuses == through.statuses else [f"{alone.statuses} alone, {through.statuses} through the gateway"]
-    expected = [429, *[200] * (client.retries - 1)] if client.retries else [429]
+    expected = [429, *[200] * (client.retries - 1)]
     if alone.statuses != expected:
         problems.append(f"{alone.statuses} and not {expected}")
     if alone.said != through.said:
@@ -309,13 +324,13 @@ def _retried(client: Client, at: Bench, row: Row, question: str, number: int) ->
     if len(found) != 1:
         problems.append(f"{len(found)} rollouts")
     row.check("retries", problems + differences(alone, through))
-    return found if client.retries else []
+    return found if client.retries > 1 else []
 
 
 def _recorded(client: Client, mode: str, rollout: Rollout) -> list[str]:
     """How what was stored differs from what the scripted model said and the tools gave."""
     streamed = sum(bool(t.request["body"].get("stream") or t.request.get("stream")) for t in rollout.transitions)
-    wanted = client.streams.get(mode, len(client.outputs) if "stream" in mode else 0)
+    wanted = client.streamed if client.streamed is not None else len(client.outputs) if "stream" in mode else 0
     pairs = {
         "outputs": ([t.output for t in rollout.transitions], list(client.outputs)),
         "tools": ([(tool.name, tool.arguments, tool.result) for tool in rollout.tools], list(client.tools)),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import Row
+from harness import Client, Row
 
 import assay
 from assay.traces.gates import Gates
@@ -14,8 +14,8 @@ from assay.traces.gates import Gates
 LOOSE = Gates(min_transitions=0, min_clean=0.0, min_task_types=0)
 
 
-def check_rows(store: Path, model: Path, rows: Sequence[Row], modes: Mapping[str, str], calls: int) -> None:
-    """Says in each row whether its rollouts, of so many calls each, become rows on whose answers TRL computes a loss.
+def check_rows(store: Path, model: Path, rows: Sequence[Row], modes: Mapping[str, str], client: Client) -> None:
+    """Says in each row whether its rollouts, of as many calls and conversations as expected, become rows on whose answers TRL computes a loss.
 
     Each call is a row of its own for a model whose chat template shows tools (Qwen3's); whole conversations are rows for one whose template
     ignores them. Then the model takes its steps on all of them.
@@ -25,7 +25,7 @@ def check_rows(store: Path, model: Path, rows: Sequence[Row], modes: Mapping[str
     for name, folder in (("calls", qwen), ("conversations", model)):
         learned = learned_texts(store, store.parent / f"sft-{name}", folder, whole=name == "conversations")
         for rollout, mode in modes.items():
-            expected = calls if name == "calls" else 1
+            expected = len(client.at(mode).outputs) if name == "calls" else client.at(mode).conversations
             if len(learned.get(rollout, ())) != expected:
                 problems[mode].append(f"{len(learned.get(rollout, ()))} rows of {name}, not {expected}")
             problems[mode] += [f"a row of {name} teaches {text!r}" for text in learned.get(rollout, ()) if not text.replace("<|im_end|>", "").strip()]

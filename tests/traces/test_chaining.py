@@ -70,6 +70,31 @@ def test_a_request_that_continues_what_is_not_on_record_is_not_whole() -> None:
     assert whole_requests([(lost, text("resp_1", "3")), (asked("sure?", previous_response_id="resp_1"), text("resp_2", "yes"))]) == [None, None]
 
 
+def test_a_message_that_continues_a_thread_has_the_threads_messages_system_and_tools() -> None:
+    def asked(said: Any, **body: Any) -> dict[str, Any]:
+        return {"dialect": "messages", "body": {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": said}], **body}}
+
+    def answered(name: str, *content: dict[str, Any]) -> dict[str, Any]:
+        return {"id": name, "type": "message", "role": "assistant", "content": list(content)}
+
+    kept = {"system": "Be brief.", "tools": [{"name": "add", "input_schema": {"type": "object"}}]}
+    use, result = (
+        {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1, "b": 2}},
+        {"type": "tool_result", "tool_use_id": "c1", "content": "3"},
+    )
+    calls = [
+        (asked("1 + 2?", thread={"type": "create"}, **kept), answered("msg_1", use)),
+        (asked([result], thread={"type": "continue", "previous_message_id": "msg_1"}), answered("msg_2", {"type": "text", "text": "3"})),
+        (asked("sure?", thread={"type": "continue", "previous_message_id": "msg_2"}), answered("msg_3")),
+        (asked("lost", thread={"type": "continue", "previous_message_id": "msg_0"}), answered("msg_4")),
+    ]
+    first, second, third, lost = whole_requests(calls)
+    assert (first, lost) == (calls[0][0], None)
+    assert chat_messages(second or {}) == [{"role": "system", "content": "Be brief."}, *WHOLE]
+    assert chat_messages(third or {})[4:] == [{"role": "assistant", "content": "3"}, {"role": "user", "content": "sure?"}]
+    assert [(request or {})["body"].keys() & {"tools", "thread"} for request in (second, third)] == [{"tools"}] * 2
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Any:
     with Store(tmp_path / ".assay" / "assay.db") as opened:
@@ -99,6 +124,20 @@ def test_rows_of_chained_calls_hold_the_whole_conversation(store: Store) -> None
     assert [message["role"] for message in found[0]["prompt"]] == ["user", "assistant", "tool"]
     found, _ = rows("transitions", store)
     assert chat_messages(found[1]["input"]) == WHOLE
+
+
+def test_a_client_that_writes_arguments_in_its_own_way_has_one_conversation(store: Store) -> None:
+    def whole(arguments: str) -> list[dict[str, Any]]:
+        call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": arguments}}
+        return [WHOLE[0], {"role": "assistant", "content": None, "tool_calls": [call]}, WHOLE[2]]
+
+    def chat(messages: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"dialect": "chat", "body": {"model": "m", "messages": messages}}
+
+    answers = [{"choices": [{"message": message}]} for message in (WHOLE[1], {"role": "assistant", "content": "3"})]
+    put(store, (chat(WHOLE[:1]), answers[0]), (chat(whole('{"b":2,"a":1}')), answers[1]))
+    found, _ = rows("sft", store, model="nobody/unknown", whole=True)
+    assert [len(row["messages"]) for row in found] == [4]
 
 
 def test_rows_whose_conversation_is_not_on_record_are_left_out_and_fail_the_gate(store: Store) -> None:

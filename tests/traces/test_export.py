@@ -303,6 +303,21 @@ def test_an_agents_own_conversation_is_no_demonstration(store: Store) -> None:
     assert (len(found), manifest["left_out"]) == (2, {})
 
 
+def test_a_conversation_whose_answers_the_client_rewrote_is_no_demonstration(store: Store) -> None:
+    """smolagents writes calls of tools and their results as texts of its own."""
+    first, second, other = turn(0, "Q t1", "7"), turn(1, "", "7"), turn(0, "", "7")
+    rewritten = [
+        {"role": "user", "content": "Q t1"}, {"role": "assistant", "content": "Calling tools: []"}, {"role": "user", "content": "Observation: 7"},
+    ]  # fmt: skip
+    for call in (second, other):
+        call.request = {"dialect": "chat", "body": {"model": "m", "messages": rewritten}}
+    put(store, first, second, inputs={"question": "Q t1"}, task="own")
+    put(store, other, inputs={"question": "Q t1"}, task="other")  # nobody asked this before: what stands there is a demonstration
+    found, manifest = exported(store, "sft")
+    assert [(row["task"], row["t"]) for row in found] == [("own", 0), ("own", 1)]
+    assert manifest["left_out"] == {"calls whose prompt demonstrates the task that they answer": 1}
+
+
 def test_unscored_rollouts_are_left_out_and_count_against_clean(store: Store) -> None:
     put(store, turn(0, "a", "b"), score=None)
     put(store, turn(0, "a", "b"), score=0.0)

@@ -44,7 +44,7 @@ class ScriptedUpstream:
         self.headers: list[dict[str, str]] = []
         self.queries: list[str] = []
         self._refused: set[str] = set()
-        self._conversations: dict[str, list[Message]] = {}  # id of an answer (Responses) -> the conversation up to it
+        self._conversations: dict[str, tuple[list[Message], Any]] = {}  # id of an answer -> the conversation up to it, its tools
         self._log = open(log, "a", buffering=1) if log else None  # noqa: SIM115
 
     def app(self) -> web.Application:
@@ -71,7 +71,9 @@ class ScriptedUpstream:
             number = self.calls
             self.headers = [*self.headers[-99:], dict(request.headers)]
             self.queries = [*self.queries[-99:], request.query_string]
-            messages = [*self._continued(body), *chat_messages({"dialect": dialect, "body": body})]
+            kept, tools = self._continued(body)
+            body = {**body, **({"tools": tools} if tools and dialect == "messages" else {})}
+            messages = [*kept, *chat_messages({"dialect": dialect, "body": body})]
             said, since = _instruction(messages)
             if "#401" in said:
                 key = request.headers.get("x-goog-api-key" if dialect == "gemini" else "Authorization")
@@ -85,8 +87,8 @@ class ScriptedUpstream:
             if "#garbage" in said:
                 return web.Response(body=b"{this is no json", content_type="application/json")
             text, calls = _script(dialect, body, said, since, f"call_{number}")
-            if dialect == "responses":
-                self._remember(f"resp_{number}", messages, text, calls)
+            if dialect == "responses" or body.get("thread"):
+                self._remember(f"{'resp' if dialect == 'responses' else 'msg'}_{number}", messages, body.get("tools"), text, calls)
             if not (body.get("stream") or request.match_info.get("verb") == "streamGenerateContent"):
                 await self._pause(said)
                 if "#die" in said and request.transport is not None:
@@ -101,12 +103,14 @@ class ScriptedUpstream:
 
         return handle
 
-    def _continued(self, body: dict[str, Any]) -> list[Message]:
-        return self._conversations.get(str(body.get("previous_response_id")), [])
+    def _continued(self, body: dict[str, Any]) -> tuple[list[Message], Any]:
+        """The messages before those of a request that continues an answer by its id, and the tools that were offered."""
+        previous = body.get("previous_response_id") or (body.get("thread") or {}).get("previous_message_id")
+        return self._conversations.get(str(previous), ([], None))
 
-    def _remember(self, name: str, messages: list[Message], text: str, calls: Sequence[Call]) -> None:
+    def _remember(self, name: str, messages: list[Message], tools: Any, text: str, calls: Sequence[Call]) -> None:
         asked = [{"id": call[0], "type": "function", "function": {"name": call[1], "arguments": call[2]}} for call in calls]
-        self._conversations[name] = [*messages, {"role": "assistant", "content": text, **({"tool_calls": asked} if asked else {})}]
+        self._conversations[name] = [*messages, {"role": "assistant", "content": text, **({"tool_calls": asked} if asked else {})}], tools
         if len(self._conversations) > _REMEMBERED:
             del self._conversations[next(iter(self._conversations))]
 

@@ -1,7 +1,7 @@
-"""Requests of OpenAI's Responses API that continue a conversation which the server kept: with that conversation in them.
+"""Requests that continue a conversation which the server kept: with that conversation in them.
 
-A client that sends `previous_response_id` or `conversation` sends only what is new. What Gemini's `cachedContent` holds was sent apart and is not on
-record. Does not read the store.
+A client of OpenAI's Responses API that sends `previous_response_id` or `conversation`, or of Anthropic's API that continues a `thread`, sends only
+what is new. What Gemini's `cachedContent` holds was sent apart and is not on record. Does not read the store.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,9 @@ from assay.traces.gemini import field
 __all__ = ["complete_requests", "continues", "whole_requests"]
 
 Body = Mapping[str, Any]
-_KEPT = ('"previous_response_id"', '"conversation"', '"cachedContent"', '"cached_content"')  # in the JSON of requests that are not whole
+_KEYS = ("previous_response_id", "conversation", "thread")
+_CARRIED = ("system", "tools")  # what a thread keeps of earlier requests besides the messages
+_KEPT = tuple(f'"{name}"' for name in (*_KEYS, "cachedContent", "cached_content"))  # in the JSON of requests that are not whole
 
 
 class Call(Protocol):
@@ -48,36 +50,47 @@ def continues(request: Mapping[str, Any]) -> bool:
 def whole_requests(calls: Sequence[tuple[Mapping[str, Any], Body]]) -> list[dict[str, Any] | None]:
     """The requests of a rollout, in order, as a client that keeps the conversation itself would have sent them.
 
-    `instructions` are those of the request itself: the API does not carry over earlier ones.
+    `instructions` of Responses are those of the request itself: the API does not carry over earlier ones. A thread keeps system and tools.
 
     Args:
         calls: each request as it is stored, and the body of its response; empty where the call failed.
     Returns:
         One request a call, unchanged where it continues nothing; None where it continues a response that is not among the calls before it, or
         contents that Gemini keeps.
-    Source: platform.openai.com/docs/guides/conversation-state.
+    Source: platform.openai.com/docs/guides/conversation-state; `thread` in the reference of Anthropic's Python SDK (beta messages).
     """
     found: list[dict[str, Any] | None] = []
-    by_response: dict[str, list[Any] | None] = {}  # items up to and with that response
-    by_conversation: dict[str, list[Any] | None] = {}
+    by_response: dict[str, dict[str, Any] | None] = {}  # what the server kept up to and with that response, as fields of a request
+    by_conversation: dict[str, dict[str, Any] | None] = {}
     for request, response in calls:
         previous, conversation = _previous(request), _conversation(request)
-        before = by_response.get(previous) if previous is not None else by_conversation.get(conversation, []) if conversation is not None else []
+        before = by_response.get(previous) if previous is not None else by_conversation.get(conversation, {}) if conversation is not None else {}
         whole = _with(request, before) if before is not None and not _is_cached(request) else None
         found.append(whole)
-        items = None if whole is None else [*_items(whole["body"].get("input")), *_items(response.get("output"))] if _is_responses(whole) else []
+        kept = None if whole is None else _kept(whole, response)
         if isinstance(response.get("id"), str):
-            by_response[response["id"]] = items
+            by_response[response["id"]] = kept
         if conversation is not None and response.get("output"):
-            by_conversation[conversation] = items
+            by_conversation[conversation] = kept
     return found
 
 
-def _with(request: Mapping[str, Any], before: Sequence[Any]) -> dict[str, Any]:
+def _with(request: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     if not continues(request):
         return dict(request)
-    body = {key: value for key, value in request["body"].items() if key not in ("previous_response_id", "conversation")}
-    return {**request, "body": {**body, "input": [*before, *_items(body.get("input"))]}}
+    body = {key: value for key, value in request["body"].items() if key not in _KEYS}
+    name = "input" if _is_responses(request) else "messages"
+    return {**request, "body": {**before, **body, name: [*before.get(name, ()), *_items(body.get(name))]}}
+
+
+def _kept(request: Mapping[str, Any], response: Body) -> dict[str, Any]:
+    if _is_responses(request):
+        return {"input": [*_items(request["body"].get("input")), *_items(response.get("output"))]}
+    if not _is_messages(request):
+        return {}
+    body = request["body"]
+    answer = [{"role": "assistant", "content": response["content"]}] if response.get("content") else []
+    return {**{key: body[key] for key in _CARRIED if key in body}, "messages": [*_items(body.get("messages")), *answer]}
 
 
 def _items(value: Any) -> list[Any]:
@@ -94,8 +107,16 @@ def _is_cached(request: Mapping[str, Any]) -> bool:
     return request.get("dialect") == "gemini" and bool(field(request.get("body"), "cachedContent"))
 
 
+def _is_messages(request: Mapping[str, Any]) -> bool:
+    return request.get("dialect") == "messages" and isinstance(request.get("body"), Mapping)
+
+
 def _previous(request: Mapping[str, Any]) -> str | None:
-    found = request["body"].get("previous_response_id") if _is_responses(request) else None
+    if _is_messages(request):
+        thread = request["body"].get("thread")
+        found = thread.get("previous_message_id") if isinstance(thread, Mapping) else None
+    else:
+        found = request["body"].get("previous_response_id") if _is_responses(request) else None
     return found if isinstance(found, str) and found else None
 
 

@@ -337,12 +337,11 @@ class _Export:
         """Turns whose exported prompt would demonstrate their own task, so that a model would learn to copy."""
         own, found = OwnTask(episode.rollout.inputs), set[int]()
         for turn in episode.turns:
-            if own.possible(turn.request_json) and own.demonstrated(
-                prompt_of(turn, demos=self.config.demos), instructions=not turn.request.get("dialect")
-            ):
+            prompt = prompt_of(turn, demos=self.config.demos)
+            if own.possible(turn.request_json) and own.demonstrated(prompt, instructions=not turn.request.get("dialect")):
                 found.add(turn.t)
             else:
-                own.answered(turn.output)
+                own.answered(prompt, turn.output)
         return found
 
     def _first_time(self, turn: Turn) -> bool:

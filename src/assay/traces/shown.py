@@ -178,14 +178,16 @@ def _told_by(lines: Iterable[str]) -> list[str]:
 class OwnTask:
     """Whether a call's prompt demonstrates the very task that the call is about.
 
-    A demonstration is an answered user message before the last one, or DSPy's instructions. What the rollout itself asked and was
-    answered before is no demonstration: the calls of a rollout are asked about in their order.
+    A demonstration is an answered user message before the last one, or DSPy's instructions. What the rollout itself asked or was
+    answered before is no demonstration, also where the client writes the answers in words of its own, as smolagents does. The calls of a
+    rollout are asked about in their order.
     """
 
     def __init__(self, inputs: Mapping[str, Any]) -> None:
         self._parts = [text for value in inputs.values() if value is not None and not isinstance(value, bool) and (text := _plain(_text(value)))]
         self._word = max((word for part in self._parts for word in _WORD.findall(part)), key=len, default="")
         self._answers: set[str] = set()  # what the rollout was answered so far
+        self._asked: set[int] = set()  # its conversations so far, up to their last user message
 
     def possible(self, request_json: str) -> bool:
         """Whether the messages of a request are worth reading: without an assistant's, the task must be there twice."""
@@ -197,23 +199,38 @@ class OwnTask:
         Args:
             instructions: whether system messages count: DSPy puts no task into them, other programs may.
         """
-        texts = [message_texts([message])[0] if message.get("content") else "" for message in messages]
-        last = max((at for at, message in enumerate(messages) if message.get("role") == "user"), default=0)
+        texts = _texts(messages)
+        last = _last_asked(messages)
         same = hash(_fields(texts[last])) if texts else 0
         for at, (message, text) in enumerate(zip(messages[:last], texts, strict=False)):
             if message.get("role") == "user" and messages[at + 1].get("role") == "assistant":
-                if texts[at + 1] not in self._answers and (hash(_fields(text)) == same or self._holds(text)):
+                own = texts[at + 1] in self._answers or _beginning(texts, at) in self._asked
+                if not own and (hash(_fields(text)) == same or self._holds(text)):
                     return True
             elif instructions and message.get("role") == "system" and self._holds(text) and self._holds(texts[last]):
                 return True
         return False
 
-    def answered(self, output: str) -> None:
-        """Notes an answer of the rollout, to a prompt that did not demonstrate the task."""
+    def answered(self, messages: Sequence[Mapping[str, Any]], output: str) -> None:
+        """Notes a call of the rollout whose prompt did not demonstrate the task: its messages, and its answer."""
         self._answers.add(output)
+        self._asked.add(_beginning(_texts(messages), _last_asked(messages)))
 
     def _holds(self, text: str) -> bool:
         return bool(self._word) and self._word in text and all(_stands_in(part, _plain(text)) for part in self._parts)
+
+
+def _texts(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A text for each message."""
+    return [message_texts([message])[0] if message.get("content") else "" for message in messages]
+
+
+def _last_asked(messages: Sequence[Mapping[str, Any]]) -> int:
+    return max((at for at, message in enumerate(messages) if message.get("role") == "user"), default=0)
+
+
+def _beginning(texts: Sequence[str], at: int) -> int:
+    return hash(tuple(texts[: at + 1]))
 
 
 def message_texts(messages: Iterable[Mapping[str, Any]]) -> list[str]:
