@@ -259,11 +259,15 @@ def test_other_requests_of_googles_api_pass_unrecorded_with_its_key(stage: Stage
     with served(app) as behind:
         stage.gateway.serve_model(upstream_of(None, base=behind, key="upstream-secret"))
         told = post(f"{stage.url}{MODEL}:countTokens?key=gateway-key-1", {"contents": [said("hello")]})
+        elsewhere = asked("GET", f"{stage.url}/r/run/v1beta/files?a=1&key=gateway-key-1")
+        misplaced = asked("GET", f"{stage.url}/v1/batches?key=gateway-key-1&a=rollout-1", None, Authorization="Bearer gateway-key-1")
         own = post(f"{stage.url}{MODEL}:countTokens?key=AIza-my-own-key-1234", {"contents": [said("hello")]})
     assert told == (200, {"key": MARK, "query": ""})
+    assert elsewhere == (200, json.dumps({"key": MARK, "query": "a=1"}))
+    assert misplaced == (200, json.dumps({"key": None, "query": "a=rollout-1"}))  # a path that takes no key in its address
     assert own[0] == 401  # of a gateway with a key of its own, nothing passes without that
     assert stage.gateway.stats()["unrecorded"] == 0
-    assert stage.gateway.stats()["passed_through"] == {"POST /v1beta/models/*": 1}
+    assert stage.gateway.stats()["passed_through"] == {"POST /v1beta/models/*": 1, "GET /v1beta/files": 1, "GET /v1/batches": 1}
     assert stage.rollouts() == []
 
 

@@ -142,10 +142,15 @@ class Access:
     def query_passed_on(self, request: web.Request) -> str:
         """What the address had after the question mark, as it came, without a key or token of this gateway."""
         query = request.rel_url.raw_query_string
-        if not is_google(request.path) or not any(self._is_ours(text) for text in request.query.getall("key", ())):
+        google = is_google(request.path)
+
+        def ours(name: str, value: str) -> bool:
+            return value == self.key or _TOKEN.fullmatch(value) is not None or (google and name == "key" and self._is_ours(value))
+
+        if not any(ours(name, value) for name, value in request.query.items()):
             return query
-        parts = [part for part in query.split("&") if part.partition("=")[0] != "key" or not self._is_ours(unquote_plus(part.partition("=")[2]))]
-        return "&".join(parts)
+        parts = [part.partition("=") for part in query.split("&")]
+        return "&".join("".join(part) for part in parts if not ours(part[0], unquote_plus(part[2])))
 
     def _is_ours(self, text: str) -> bool:
         return text.startswith((_NAMED, f"{self.key}.")) or hmac.compare_digest(text.encode("utf-8", "replace"), self.key.encode())

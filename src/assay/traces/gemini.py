@@ -22,7 +22,7 @@ PATH = "/v1beta/models/MODEL:generateContent"
 # Gemini's, of tuned models, and Vertex AI's (`/v1/projects/…/models/MODEL:generateContent`), as a route of aiohttp.
 ROUTE = "/{version:v1[a-z0-9]*}/{resource:(?:[^:]+/)?(?:models|tunedModels|endpoints)/[^/:]+}:{verb:generateContent|streamGenerateContent}"
 CALL_IDS = "gemini_"  # before the number of a tool call that came without an id
-_GOOGLE = re.compile(r"^/(?:upload/)?v1(?:alpha|beta)\d*/|/(?:models|tunedModels|endpoints)/[^/:]+:\w+$")
+_GOOGLE = re.compile(r"^(?:/r/[^/]+)?/(?:upload/)?v1(?:alpha|beta)\d*/|/(?:models|tunedModels|endpoints)/[^/:]+:\w+$")
 _MODEL = re.compile(r"(?<=/)(?:models|tunedModels|endpoints)/([^/:]+)(?=:\w+$)")
 _TYPES = frozenset({"STRING", "NUMBER", "INTEGER", "BOOLEAN", "ARRAY", "OBJECT", "NULL"})  # as Gemini writes them
 _STEP = re.compile(r"\['([^']*)'\]|\[(\d+)\]|\.?([^.\[\]]+)")  # of a JSON path
@@ -39,7 +39,7 @@ _BLOCKED = frozenset({
 
 
 def is_google(path: str) -> bool:
-    """Whether a path is one of Google's APIs, which take their key in a header of their own, or as `key` in the address."""
+    """Whether a path is one of Google's APIs, which take a key in a header of their own, or as `key` in the address. It may name a rollout."""
     return _GOOGLE.search(path) is not None
 
 
