@@ -15,7 +15,7 @@ from assay.errors import FailureKind
 from assay.testing.serving import post, served
 from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Store, Transition
-from assay.traces.calls import Call, sent
+from assay.traces.calls import Call, Turns, sent
 from assay.traces.gateway import Gateway
 from assay.traces.upstreams import Reply, upstream_of
 
@@ -102,7 +102,7 @@ def test_what_was_sent_is_ended_where_its_call_stops(stops: str) -> None:
             raise ValueError
 
     async def call() -> None:
-        async with sent(asking(), meanwhile):
+        async with sent(asking(), Turns(), meanwhile):
             noted.append("answered")
 
     async def run() -> None:
@@ -119,3 +119,47 @@ def test_what_was_sent_is_ended_where_its_call_stops(stops: str) -> None:
 
     asyncio.run(run())
     assert noted == ["sent", "noted", "ended"]
+
+
+def test_what_a_stream_says_is_passed_on_before_the_call_is_recorded(
+    stage: tuple[ScriptedUpstream, Gateway, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the whole stream came at once; its end waits, as the client's next call may come with it."""
+    _, _, url = stage
+    plain, seen, got = Call.keep, list[bytes](), list[bytes]()
+
+    def keep(call: Call) -> bool:
+        end = time.monotonic() + 10
+        while b"hello" not in b"".join(got) and time.monotonic() < end:  # in the gateway's own thread
+            time.sleep(0.01)
+        seen.append(b"".join(got))
+        return plain(call)
+
+    monkeypatch.setattr(Call, "keep", keep)
+    body = json.dumps({**CHAT, "stream": True}).encode()
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=20) as sock:
+        sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        while part := sock.recv(65536):
+            got.append(part)
+    (before,) = seen
+    assert b"[DONE]" in b"".join(got)
+    assert b"[DONE]" not in before
+    assert b'"finish_reason": "stop"' not in before
+
+
+def test_records_are_made_one_by_one_and_others_go_on_between_them() -> None:
+    noted: list[str] = []
+
+    async def busy() -> None:
+        for _ in range(8):
+            noted.append("-")
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        turns = Turns()
+        await asyncio.gather(*(turns.record(lambda number=number: noted.append(str(number))) for number in range(4)), busy())
+
+    asyncio.run(run())
+    text = "".join(noted)
+    assert [c for c in text if c != "-"] == ["0", "1", "2", "3"]
+    assert not any(pair in text for pair in ("01", "12", "23")), text

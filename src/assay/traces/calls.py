@@ -21,23 +21,37 @@ from assay.traces.records import Transition
 from assay.traces.rows import as_json
 from assay.traces.upstreams import EmbeddedUpstream, Reply, answering_model, asked_model
 
-__all__ = ["Call", "sent"]
+__all__ = ["Call", "Turns", "sent"]
 
+_WRITES = 2  # turns of the event loop in which a request is written to a connection that is there
 _LOG = logging.getLogger("assay.gateway")
-_TURNS = 3  # of the event loop, in which a request is written to a connection that is there
+
+
+class Turns:
+    """Recording, one call after another: between two of them the event loop passes on whatever has come. A hundred at once would keep the first
+    words of all answers waiting."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def record(self, record: Callable[[], None], *, later: int = 0) -> None:
+        """Calls it in turn, some turns of the event loop later; at once where its call is cancelled meanwhile."""
+        try:
+            for _ in range(later):
+                await asyncio.sleep(0)
+            async with self._lock:
+                await asyncio.sleep(0)
+        finally:
+            record()
 
 
 @asynccontextmanager
-async def sent(asking: AbstractAsyncContextManager[Reply], meanwhile: Callable[[], None]) -> AsyncIterator[Reply]:
+async def sent(asking: AbstractAsyncContextManager[Reply], turns: Turns, meanwhile: Callable[[], None]) -> AsyncIterator[Reply]:
     """The answer of an upstream; `meanwhile` is called once when the request is on its way, and in any case."""
     async with AsyncExitStack() as stack:
         sending = asyncio.create_task(stack.enter_async_context(asking))
         try:
-            try:
-                for _ in range(_TURNS):
-                    await asyncio.sleep(0)
-            finally:
-                meanwhile()
+            await turns.record(meanwhile, later=_WRITES)
             reply = await sending
         except BaseException:
             sending.cancel()

@@ -24,8 +24,8 @@ from assay.models.failures import failure_of_call
 from assay.models.roles import is_embedded
 from assay.scrubbing import know, message, said
 from assay.traces import gemini
-from assay.traces.access import LOOPBACK, Access, Refused
-from assay.traces.calls import Call, sent
+from assay.traces.access import LOOPBACK, Access, Caller, Refused
+from assay.traces.calls import Call, Turns, sent
 from assay.traces.connections import Connections, SlowRequest
 from assay.traces.dialects import DIALECTS
 from assay.traces.live import LiveRollouts, check_status, rollout_id_of
@@ -81,6 +81,7 @@ class Gateway:
         self.connections = Connections(receive_s, max_body)
         self.relay = Relay()
         self._upstreams: list[Upstream] = [upstream]
+        self._turns = Turns()
         self._several = False  # whether open rollouts have another upstream than new ones
         # Those that only read are not kept waiting by those that wait until rows are written.
         self._readers, self._waiters = (ThreadPoolExecutor(4, f"assay-gateway-{name}") for name in ("reads", "waits"))
@@ -226,18 +227,21 @@ class Gateway:
     async def _call(self, dialect: str, request: web.Request) -> web.StreamResponse:
         raw = await self.connections.body(request)
         body = json_body(raw)
+        caller = self.access.caller(request)  # an agent with a token of its own does not choose what its rollout is compared with
         streams = gemini.streams(request.path)
         in_path = {"model": gemini.model_in(request.path), "stream": streams} if dialect == "gemini" else {}
         path = inner_path(request) if "/openai/" in request.path or in_path else ""
-        call = Call(self.rollouts, dialect, request, body, path, in_path, self._told(request))
-        upstream = await self._upstream_of(request, call)
+        call = Call(self.rollouts, dialect, request, body, path, in_path, request.headers if caller.rollout is None else {})
+        upstream = await self._upstream_of(request, caller, call)
         passed = call.passed
         self.asked += 1
         try:
             asking = upstream.ask(dialect, body, raw, self.access.passed_on(request.headers), self.access.query_passed_on(request), path)
-            async with sent(asking, partial(call.begin, upstream)) as reply:
+            async with sent(asking, self._turns, partial(call.begin, upstream)) as reply:
                 keep = partial(self._keep, call)
-                return await pass_on(request, reply, passed, call.rollout_id, keep, choices=_choices(dialect, body), streams=streams)
+                return await pass_on(
+                    request, reply, passed, call.rollout_id, keep, self._turns.record, choices=_choices(dialect, body), streams=streams
+                )
         except AssayError as error:  # a package that is missing: the caller is told which
             passed.fail(str(error), FailureKind.MODEL)
             raise
@@ -259,18 +263,14 @@ class Gateway:
             if ends and call.rollout_id in self.rollouts.open:
                 self.rollouts.close(call.rollout_id)
 
-    def _told(self, request: web.Request) -> Mapping[str, str]:
-        """The headers that may say what a rollout is compared with: an agent with its own token does not choose that."""
-        return request.headers if self.access.caller(request).rollout is None else {}
-
     def _keep(self, call: Call) -> None:
         if not call.passed.kept:
             self.ended += 1
             self.stored += call.keep()
 
-    async def _upstream_of(self, request: web.Request, call: Call) -> Upstream:
+    async def _upstream_of(self, request: web.Request, caller: Caller, call: Call) -> Upstream:
         """What answers a call. Its rollout is found by token, header, path or key; by the conversation only where rollouts have several upstreams."""
-        name = self.access.rollout_named(request, self.access.caller(request))
+        name = self.access.rollout_named(request, caller)
         if name is not None:
             if len(name) > 200:
                 raise ConfigError("a rollout's name may have at most 200 characters")

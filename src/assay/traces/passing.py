@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import aiohttp
@@ -206,7 +206,8 @@ def _json_or_none(raw: bytes) -> Any:
 
 
 async def pass_on(
-    request: web.Request, reply: Any, passed: Passed, rollout_id: str, keep: Callable[[], None], *, choices: int = 1, streams: bool = False
+    request: web.Request, reply: Any, passed: Passed, rollout_id: str, keep: Callable[[], None],
+    in_turn: Callable[[Callable[[], None]], Awaitable[None]], *, choices: int = 1, streams: bool = False,
 ) -> web.StreamResponse:  # fmt: skip
     """Passes an answer on; a stream is kept before its last event goes out, as the client's next call may come at once.
 
@@ -214,6 +215,7 @@ async def pass_on(
     streams have no mark of their end, and some say that reason in every event: there a part waits for the next one.
 
     Args:
+        in_turn: calls `keep` when it is this call's turn to be recorded.
         choices: how many answers were asked for.
         streams: whether a stream of Gemini's was asked for, which comes as events or as one JSON list.
     """
@@ -230,8 +232,9 @@ async def pass_on(
     held = b""
     async for chunk in reply.chunks:
         ended = passed.see(chunk)
-        if ended:
-            keep()
+        if ended and not passed.kept:
+            held, chunk = b"", await _begun(response, held + chunk)
+            await in_turn(keep)
         if streams and held:
             await response.write(held)
             held = b""
@@ -245,6 +248,16 @@ async def pass_on(
         await response.write(held)
     await response.write_eof()
     return response
+
+
+async def _begun(response: web.StreamResponse, chunk: bytes) -> bytes:
+    """Passes on what a stream's last part says before its end, so that nobody waits for a record to read it; the rest."""
+    found = [match.start() for mark in (_FINISH, _LAST) if (match := mark.search(chunk))]
+    at = chunk.rfind(b"\n\n", 0, min(found, default=0)) + 2
+    if at < 2:
+        return chunk
+    await response.write(chunk[:at])
+    return chunk[at:]
 
 
 async def _pass_whole(
