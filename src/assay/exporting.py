@@ -70,9 +70,25 @@ def export(
     carried = portable_rubric(rubric) if rubric is not None else None
     with Store(store) as opened:
         report = export_traces(opened, out, config, rubric=carried, bar=lambda total: shown.bar(f"export {kind}", total))
-    if rubric is not None and report.answers:
-        report.notes = _undecided(load_rubric(rubric), report)
+    if rubric is not None:
+        measure = load_rubric(rubric)
+        report.notes = [*_undecided(measure, report), *_not_in_reward(measure)]
     return report
+
+
+def _not_in_reward(rubric: Rubric) -> list[str]:
+    """Notes on the criteria that `reward.py` computes only with a judge's model, or not at all."""
+    judged = [c.name for c in rubric.finals if c.judge is not None and rubric.decider(c.name) is None]
+    steps = [c.name for c in rubric.criteria if c.scope == "step"]
+    notes = []
+    if judged:
+        notes.append(
+            f"reward.py asks the model named by the environment variable ASSAY_JUDGE_MODEL about {', '.join(map(repr, judged))}. Without that "
+            "variable these criteria are not computed, and the policy is trained on the score of the others"
+        )
+    if steps:
+        notes.append(f"step criteria are graded on recorded rollouts and are no part of reward.py: {', '.join(map(repr, steps))}")
+    return notes
 
 
 def _undecided(rubric: Rubric, report: ExportReport) -> list[str]:
@@ -80,10 +96,17 @@ def _undecided(rubric: Rubric, report: ExportReport) -> list[str]:
     outputs = report.manifest["columns"]["outputs"]
     found = undecided_checks(rubric, [(task_of(rollout), text) for rollout, text in report.answers], outputs)
     return [
-        f"the reward leaves the criterion {name!r} out, as its check cannot be decided on a completion alone ({reason}): of the prediction it "
-        f"may read {', '.join(outputs) or 'answer'}"
+        f"criterion {name!r} is not computed by reward.py: its check gave no grade on any of {len(report.answers)} exported answers ({reason}). A "
+        f"reward sees the completion and the task's columns, not the rollout; of the prediction it has {', '.join(outputs) or 'answer'}. The "
+        f"policy is trained on the score of the other criteria{_essential(rubric, name)}"
         for name, reason in found.items()
     ]
+
+
+def _essential(rubric: Rubric, name: str) -> str:
+    """What it means that a criterion is left out which caps the score."""
+    essential = next(criterion.essential for criterion in rubric.criteria if criterion.name == name)
+    return "; as it is essential, these rewards are unscored (NaN) and nothing is learned from them" if essential else ""
 
 
 @dataclass(frozen=True, kw_only=True)

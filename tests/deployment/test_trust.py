@@ -15,7 +15,7 @@ import pytest
 import assay
 from assay.api import run
 from assay.deployment import load_artifact, save_artifact
-from assay.deployment.reading import hash_of_manifest
+from assay.deployment.reading import RUBRIC, code_of, hash_of_manifest
 from assay.deployment.trust import UntrustedArtifact, entries, is_trusted, trust_file, trusting
 from assay.errors import ArtifactError, AssayError, RubricError
 from assay.jobs import load_judge
@@ -223,6 +223,7 @@ def test_trust_is_given_listed_and_taken_back_on_the_command_line(own_folder: Pa
     assert not mark.exists()
     listed = json.loads(cli("trust", "list", "--json").stdout)
     assert [entry["path"] for entry in listed["trusted"]] == [str(artifact)]
+    assert listed["trusted"][0]["runs"] == ["source/agent.py"]
     load_artifact(artifact)
     assert mark.exists()
     assert "no longer trusted" in cli("trust", "remove", listed["trusted"][0]["sha256"][:8]).stdout
@@ -231,6 +232,17 @@ def test_trust_is_given_listed_and_taken_back_on_the_command_line(own_folder: Pa
     assert cli("trust", "remove", str(artifact)).returncode == 2
     cli("run", str(artifact), "question=?", "--trust", "--model", "openai/m", "--api-base", "http://127.0.0.1:9/v1")
     assert len(entries()) == 1
+
+
+def test_only_files_that_run_are_called_code_and_the_rubrics_check_is_among_them() -> None:
+    manifest = {
+        "source": {"files": {"agent.py": "1", "words.json": "2", "helper.py": "3"}, "names": {"theirs.py:QA": "agent.py:QA"}},
+        "rubric_files": {"rubric.yaml": "4", "code/0/checks.py": "5"},
+    }
+    assert code_of(manifest) == ["source/agent.py", "source/helper.py"]
+    assert code_of(manifest, RUBRIC) == ["rubric/code/0/checks.py"]
+    hidden = {"source": {"files": {"agent.txt": "1"}, "names": {"theirs.py:QA": "agent.txt:QA"}}}
+    assert code_of(hidden) == ["source/agent.txt"]  # what a name is loaded from runs, whatever it is called
 
 
 def test_a_list_that_cannot_be_read_trusts_nothing(own_folder: Path, list_of_its_own: Path) -> None:

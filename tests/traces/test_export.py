@@ -725,6 +725,41 @@ def test_a_reward_reads_the_fields_of_a_completion_and_the_columns_of_the_inputs
     assert (right, wrong) == ([1.0], [0.0])
 
 
+def test_an_export_without_rows_says_what_there_was_and_what_would_include_it(store: Store, tmp_path: Path) -> None:
+    for at, more in enumerate([{"score": 0.2}, {"score": 0.1}, {"score": None}, {"tenant": "acme"}, {"status": "running"}]):
+        put(store, turn(0, f"Q{at}", "a"), task=f"t{at}", **more)
+    put(store, turn(0, "Q", "a"), task="t", split="test")
+    store.flush()
+    with pytest.raises(DataError) as found:
+        assay.export("sft", "out", store=store.url, gates=LOOSE)
+    for part in (
+        "of 6 rollouts: ",
+        "2 left out: below the quality of 0.8 (a lower min_quality takes them)",
+        "1 left out: unscored (`assay traces score RUBRIC` scores them)",
+        "1 left out: of a tenant that was not named (tenants=… names it)",
+        "1 left out: still running (`assay traces close` ends those that were left open)",
+        "1 left out: of the gate or test split (these are never exported; `assay collect` makes rollouts of train tasks)",
+    ):
+        assert part in str(found.value), str(found.value)
+    with pytest.raises(DataError, match="leave out rated=True"):
+        assay.export("sft", "out", store=store.url, gates=LOOSE, selection=Selection(rated=True))
+    with pytest.raises(DataError, match="no rollout of an agent was selected"):
+        assay.export("sft", "out", store=tmp_path / "empty.db", gates=LOOSE)
+
+
+def test_notes_of_a_reward_say_what_it_does_not_compute(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(
+        "name: r\ncriteria:\n- {name: right, check: exact}\n- {name: kind, judge: 'Is it kind?'}\n"
+        "- {name: parsed, scope: step, weight: 0.1, check: parsed}\n"
+    )
+    put(store, turn(0, "What?", "7"), prediction={"answer": "7"})
+    store.flush()
+    judged, step = assay.export("grpo", "out", store=store.url, rubric=tmp_path / "r.yaml", gates=LOOSE).notes
+    assert "ASSAY_JUDGE_MODEL about 'kind'" in judged
+    assert "the policy is trained on the score of the others" in judged
+    assert step == "step criteria are graded on recorded rollouts and are no part of reward.py: 'parsed'"
+
+
 def test_a_reward_reads_all_fields_of_the_answers_and_names_the_checks_that_it_cannot_decide(store: Store, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "def queue(task, prediction, rollout):\n    return float(prediction['queue'] == task.expected['queue'])\n"
@@ -742,7 +777,8 @@ def test_a_reward_reads_all_fields_of_the_answers_and_names_the_checks_that_it_c
     report = assay.export("grpo", "out", store=store.url, rubric=tmp_path / "r.yaml", gates=LOOSE)
     assert report.manifest["columns"]["outputs"] == ["queue", "reply"]
     (note,) = report.notes
-    assert "'known'" in note
+    assert "criterion 'known' is not computed by reward.py" in note
+    assert "The policy is trained on the score of the other criteria" in note
     assert "looked_up" in note
     spec = importlib.util.spec_from_file_location("exported_reward_2", Path("out") / "reward.py")
     assert spec is not None

@@ -1,5 +1,7 @@
 """`assay trust`: list, add, remove."""
 
+from typing import Any
+
 import click
 
 from assay.cli.shared import print_json
@@ -19,19 +21,38 @@ def command() -> None:
 @command.command("list")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output, nothing else.")
 def list_(as_json: bool) -> None:
-    """What is trusted: hash, when, and where it was then."""
+    """List trusted artifacts: hash, date, the path at that time, and the files in it that run as code."""
     from dataclasses import asdict
 
     from assay.deployment.trust import entries, trust_file
 
     found = entries()
     if as_json:
-        print_json({"file": str(trust_file()), "trusted": [asdict(entry) for entry in found]})
+        print_json({"file": str(trust_file()), "trusted": [{**asdict(entry), "runs": _code_at(entry)} for entry in found]})
         return
     if not found:
         click.echo(f"nothing is trusted yet ({trust_file()})", err=True)
     for entry in found:
         click.echo(f"{entry.sha256[:12]}  {entry.added_at}  {entry.path}")
+        code = _code_at(entry)
+        for place in code or ():
+            click.echo(f"  runs {entry.path}/{place}")
+        if code is None:
+            click.echo("  no artifact with this content is at this path any more")
+
+
+def _code_at(entry: Any) -> list[str] | None:
+    """The files of a trusted artifact that run as code; None where it is not at its path any more, or was changed."""
+    from pathlib import Path
+
+    from assay.deployment.reading import RUBRIC, code_of, verified
+    from assay.errors import ArtifactError
+
+    try:
+        manifest = verified(Path(entry.path))
+    except (ArtifactError, OSError):
+        return None
+    return [*code_of(manifest), *code_of(manifest, RUBRIC)] if manifest["sha256"] == entry.sha256 else None
 
 
 @command.command("add")

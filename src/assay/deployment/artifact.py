@@ -152,7 +152,7 @@ def save_artifact(
 def _wants_trust(manifest: Mapping[str, Any]) -> bool:
     """Whether anything that can be done with an artifact needs the user's trust."""
     endpoint = manifest.get("api_base") is not None or manifest.get("api_key_env") is not None
-    return endpoint or bool(code_of(manifest) or code_of(manifest, RUBRIC))
+    return endpoint or bool((manifest.get("source") or {}).get("files") or code_of(manifest, RUBRIC))
 
 
 def _built_from(inner: dspy.Module) -> dict[str, Any]:
@@ -290,9 +290,10 @@ def load_artifact(path: str | Path, *, program: dspy.Module | None = None) -> Ar
 
 
 def _demand_trust(folder: Path, manifest: Mapping[str, Any], kind: str = SOURCE) -> None:
-    """Raises `UntrustedArtifact` where Python files of an artifact would be run that the user has not trusted."""
-    if code := code_of(manifest, kind):
-        shown = ", ".join(code[:4]) + (f" and {len(code) - 4} more" if len(code) > 4 else "")
+    """Raises `UntrustedArtifact` where Python files of an artifact would be run that the user has not trusted. It names all that trust lets run."""
+    if code_of(manifest, kind) or (kind == SOURCE and (manifest.get("source") or {}).get("files")):
+        code = [*code_of(manifest), *code_of(manifest, RUBRIC)]
+        shown = ", ".join(code[:8]) + (f" and {len(code) - 8} more" if len(code) > 8 else "")
         trust.demand(manifest["sha256"], folder, f"holds Python code that would be run ({shown})")
 
 

@@ -53,9 +53,12 @@ def verified(folder: Path) -> dict[str, Any]:
 
 
 def code_of(manifest: Mapping[str, Any], kind: str = SOURCE) -> list[str]:
-    """The Python files of an artifact's source, or of its rubric, by their places."""
-    files = (manifest.get("source") or {}).get("files") or {} if kind == SOURCE else manifest.get("rubric_files") or {}
-    return [f"{kind}/{place}" for place in files if kind == SOURCE or place.endswith(".py")]
+    """The files of an artifact's source, or of its rubric, that run as code, by their places; data files beside them do not."""
+    if kind == RUBRIC:
+        return [f"{kind}/{place}" for place in manifest.get("rubric_files") or {} if place.endswith(".py")]
+    source = manifest.get("source") or {}
+    loaded = {str(place).rpartition(":")[0] for place in (source.get("names") or {}).values()}
+    return [f"{kind}/{place}" for place in source.get("files") or {} if place.endswith(".py") or place in loaded]
 
 
 def hash_of_text(text: str) -> str:

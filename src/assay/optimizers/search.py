@@ -125,6 +125,14 @@ class AutoSearch:
         left = self._left()
         return wanted if math.isinf(left) else min(wanted, int(left / self._most_calls()))
 
+    def _out_of_calls(self, why: str) -> str:
+        """Why no more runs are made. It names numbers that are the same when the search is replayed: calls answered by the cache count, so that
+        a resumed search takes the same turns."""
+        asked = self.session.meter.asked("search")
+        return (
+            f"{why} ({asked} calls of the search count against its cap, answers from the cache included; gate and test keep their part of the caps)"
+        )
+
     def _begin(self) -> None:
         """The first candidates on the same few tasks, as many as fit into a third of the budget."""
         specs = self.space.first()
@@ -148,7 +156,7 @@ class AutoSearch:
         """The next round's pairs; none where budget, tasks or promise are at an end."""
         size = self._affordable(size)
         if size < 1:
-            self.stopped = "the budget is spent"
+            self.stopped = self._out_of_calls("what is left is too little for another run")
             return []
         running = [c for c in self.candidates if not c.dropped]
         known = {c.spec for c in self.candidates}
@@ -201,10 +209,10 @@ class AutoSearch:
         """Runs the pairs; whether the search may go on. Of a round that a cap broke off nothing counts: which runs were finished is chance."""
         try:
             found = evaluate_pairs([(c.student, task) for c, task in pairs], self.session, name=f"search: {len(self.candidates)} candidates")
-        except BudgetExceeded:
+        except BudgetExceeded as cap:
             if not any(len(c.evaluation) for c in self.candidates):
                 raise
-            self.stopped = "the budget is spent"
+            self.stopped = self._out_of_calls(f"the cap on {cap.what} ended a round")
             return False
         for (candidate, task), prediction in zip(pairs, found, strict=True):
             candidate.evaluation.take(task, prediction)

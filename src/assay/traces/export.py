@@ -30,7 +30,7 @@ from assay.traces.records import Rollout, subject_digest
 from assay.traces.restrictions import SHOWN, Restrictions
 from assay.traces.rows import as_json
 from assay.traces.sealing import SplitFinder, claim_salt
-from assay.traces.selection import Episode, Overlap, Turn, check_named, count_turns, left_out, read_groups, sealed_tasks
+from assay.traces.selection import Episode, Overlap, Turn, check_named, count_drawn, count_turns, left_out, read_groups, sealed_tasks
 from assay.traces.shown import OwnTask
 from assay.traces.store import Store
 from assay.traces.target import Target
@@ -104,7 +104,7 @@ def export_traces(
         with bar(run.total) if bar else contextlib.nullcontext(lambda _: None) as told:
             written = run.write(scratch, told)
         manifest = run.manifest(written)
-        refuse_ungated(manifest)
+        refuse_ungated(manifest, drawn=count_drawn(store, config.selection))
         trl_files(scratch, config.kind, manifest, rubric=rubric, template=run.target.marked)
         run.save_table(scratch)
         manifest_text = json.dumps(fields(manifest, texts=True), indent=1, ensure_ascii=False, default=str)

@@ -27,14 +27,28 @@ class UngatedExport(AssayError, RuntimeError):
         self.gates = gates
 
 
-def refuse_ungated(manifest: Mapping[str, Any]) -> None:
-    """Raises where the manifest of an export has no rows (DataError) or a gate that stops it (UngatedExport)."""
+_CURES = {  # by the reason for which rollouts were left out
+    "of the gate or test split": "these are never exported; `assay collect` makes rollouts of train tasks",
+    "whose inputs are those of a sealed task": "these are never exported; `assay collect` makes rollouts of train tasks",
+    "still running": "`assay traces close` ends those that were left open",
+    "ended by an error of the model or machinery": "run their tasks again once the model answers",
+    "of a tenant that was not named": "tenants=… names it",
+    "without any consent": "leave out require_consent=True",
+    "without a person's rating": "leave out rated=True, or `assay traces rate`",
+    "unscored": "`assay traces score RUBRIC` scores them",
+    "without an outcome, or with a reward that is no finite number": "`assay traces score RUBRIC` scores them",
+    "by the balance": "balance=… draws from them",
+}
+
+
+def refuse_ungated(manifest: Mapping[str, Any], *, drawn: int) -> None:
+    """Raises where the manifest of an export has no rows (DataError) or a gate that stops it (UngatedExport).
+
+    Args:
+        drawn: rollouts of the runs, programs, task types and sources that were to be exported.
+    """
     if not manifest["rows"]:
-        counted = [f"{count} left out: {reason}" for reason, count in manifest["left_out"].items()]
-        counted += [f"{count} calls with a problem: {problem}" for problem, count in manifest["problems"].items()]
-        counted += [f"{count} calls: {reason}" for reason, count in (manifest.get("template") or {}).get("reasons", {}).items()]
-        why = "; ".join(counted) or "the store holds none that fit"
-        raise DataError(f"there is nothing to export as {manifest['kind']}: {why}")
+        raise DataError(f"there is nothing to export as {manifest['kind']}: {_why_nothing(manifest, drawn)}")
     failed = [gate for gate in manifest["gates"] if gate["enforced"] and not gate["passed"]]
     if failed:
         text = "; ".join(f"{gate['gate']} is {shown_value(gate['value'])}, required is {gate['required']}: {gate['missing']}" for gate in failed)
@@ -43,6 +57,25 @@ def refuse_ungated(manifest: Mapping[str, Any]) -> None:
             "Correct the data, select other rollouts (runs, programs), or set another limit (min_clean, privacy)",
             manifest["gates"],
         )
+
+
+def _why_nothing(manifest: Mapping[str, Any], drawn: int) -> str:
+    """How many rollouts there were, why each part of them was left out, and what would include it."""
+    if not drawn:
+        return "no rollout of an agent was selected. `assay collect` makes some, and `assay traces list` shows what there is"
+    parts = [f"{count} left out: {reason}{_cure(reason, manifest)}" for reason, count in manifest["left_out"].items()]
+    parts += [f"{count} calls with a problem: {problem}" for problem, count in manifest["problems"].items()]
+    parts += [f"{count} calls: {reason}" for reason, count in (manifest.get("template") or {}).get("reasons", {}).items()]
+    if manifest["kind"] == "preferences" and manifest["rollouts"]:
+        groups = f"{manifest['rollouts']} in {manifest['groups']} group{'s' if manifest['groups'] > 1 else ''}"
+        parts.append(f"{groups}, without two answers to one prompt whose returns differ by the margin (a lower margin=…, or more rollouts a task)")
+    return f"of {drawn} rollout{'s' if drawn > 1 else ''}: " + ("; ".join(parts) or "none has a call that makes a row")
+
+
+def _cure(reason: str, manifest: Mapping[str, Any]) -> str:
+    least = manifest["filters"].get("min_quality")
+    cures = {**_CURES, **({f"below the quality of {least:g}": "a lower min_quality takes them"} if least is not None else {})}
+    return f" ({cures[reason]})" if reason in cures else ""
 
 
 def shown_value(value: Any) -> str:

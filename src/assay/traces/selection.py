@@ -25,7 +25,19 @@ from assay.traces.rows import as_json, rollout_of
 from assay.traces.sealing import SEALED, SplitFinder, task_key
 from assay.traces.store import Store
 
-__all__ = ["Episode", "Overlap", "Selection", "Turn", "check_named", "count_turns", "left_out", "read_groups", "sealed_tasks", "task_key"]
+__all__ = [
+    "Episode",
+    "Overlap",
+    "Selection",
+    "Turn",
+    "check_named",
+    "count_drawn",
+    "count_turns",
+    "left_out",
+    "read_groups",
+    "sealed_tasks",
+    "task_key",
+]
 
 _GIVEN = ("given", "granted", "yes", "y", "true", "1", "agreed", "obtained", "explicit", "opt-in", "opted-in")  # words of consent; any other is none
 _NAMED = 10  # runs, programs, … that are listed where none is of the name
@@ -363,6 +375,13 @@ def count_turns(store: Store, selection: Selection) -> int:
         return int(
             connection.execute(sa.select(sa.func.count()).select_from(t.join(r, r.c.id == t.c.rollout_id)).where(*selection.where())).scalar() or 0
         )
+
+
+def count_drawn(store: Store, selection: Selection) -> int:
+    """How many rollouts the runs, programs, task types and sources of a selection have, those that are left out included."""
+    r = schema.rollouts
+    with store.engine.connect() as connection:
+        return int(connection.execute(sa.select(sa.func.count()).select_from(r).where(*selection.drawn())).scalar() or 0)
 
 
 def check_named(store: Store, selection: Selection) -> None:
