@@ -7,7 +7,13 @@ import time
 
 import pytest
 
-from assay.models.limits import OverTime, ToolOverTime, asking_model, awaited_within_tool_limit, limited, within_limit, within_tool_limit
+from assay.models.limits import OverTime, asking_model, limited, within_limit
+from assay.models.toollimits import ToolOverTime, awaited_within_tool_limit, within_tool_limit
+
+
+def hangs_in_python() -> None:
+    while True:
+        time.sleep(0.01)
 
 
 def test_a_call_gives_what_it_returns_and_raises_what_it_raises() -> None:
@@ -81,13 +87,65 @@ def test_threads_are_used_again() -> None:
 
 
 def test_a_tool_has_a_quarter_of_its_runs_limit_and_none_outside_of_a_run() -> None:
+    def run() -> str:
+        with pytest.raises(ToolOverTime, match=r"the tool 'search' gave no result after 0\.2 s"):
+            within_tool_limit(hangs_in_python, "search")
+        return "went on"
+
     began = time.monotonic()
-    with limited(0.8), pytest.raises(ToolOverTime, match=r"the tool 'search' gave no result after 0\.2 s"):
-        within_limit(lambda: within_tool_limit(lambda: time.sleep(3), "search"), "the run")
+    with limited(0.8):
+        assert within_limit(run, "the run") == "went on"
     assert time.monotonic() - began < 0.7
     assert within_tool_limit(threading.current_thread, "search") is threading.current_thread()
-    with limited(None, tools_of=0.8), pytest.raises(ToolOverTime):
-        within_limit(lambda: within_tool_limit(lambda: time.sleep(3), "search"), "the run")
+    with limited(None, tools_of=0.8):
+        assert run() == "went on"
+
+
+def test_a_tool_that_hangs_in_c_code_is_left_with_its_run() -> None:
+    began = time.monotonic()
+    with limited(8), pytest.raises(ToolOverTime, match=r"the tool 'search' gave no result after 2 s"):
+        within_limit(lambda: within_tool_limit(lambda: time.sleep(30), "search"), "the run")
+    assert time.monotonic() - began < 6
+    assert within_limit(lambda: "the next", "the run") == "the next"
+
+
+def test_a_tool_runs_in_the_thread_of_its_run() -> None:
+    def run() -> bool:
+        here = threading.current_thread()
+        return within_tool_limit(threading.current_thread, "search") is here
+
+    with limited(8):
+        assert within_limit(run, "the run")
+
+
+def test_a_tool_inside_of_another_is_stopped_alone() -> None:
+    def outer() -> str:
+        with limited(0.4), pytest.raises(ToolOverTime, match=r"'inner' gave no result after 0\.1 s"):
+            within_tool_limit(hangs_in_python, "inner")
+        return "found"
+
+    def stops_the_outer() -> None:
+        with limited(80):
+            within_tool_limit(hangs_in_python, "inner")
+
+    with limited(8):
+        assert within_tool_limit(outer, "outer") == "found"
+    with limited(0.4), pytest.raises(ToolOverTime, match="'outer'"):
+        within_tool_limit(stops_the_outer, "outer")
+
+
+def test_no_stop_reaches_what_comes_after_a_tool() -> None:
+    """Calls that take about as long as their limit: each has its result or is over time, and nothing is raised later."""
+    late = 0
+    with limited(0.02):  # 5 ms a tool
+        for _ in range(200):
+            end = time.monotonic() + 0.005
+            try:
+                within_tool_limit(lambda end=end: [None for _ in iter(lambda: time.monotonic() < end, False)], "search")
+            except ToolOverTime:
+                late += 1
+            sum(range(2000))
+    assert late < 200
 
 
 def test_a_tool_that_asks_a_model_has_the_limit_of_its_run() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import sqlite3
 import subprocess
 import sys
 import time
@@ -61,6 +62,13 @@ def test_a_tool_that_ends_the_process_is_the_runs_failure() -> None:
 
 
 def hanging(question: str) -> str:
+    while question == "1":
+        time.sleep(0.01)
+    return question
+
+
+def hanging_in_c_code(question: str) -> str:
+    """As a socket without a timeout does: no line of Python is reached until it returns."""
     if question == "1":
         time.sleep(30)
     return question
@@ -99,9 +107,9 @@ def test_a_tool_that_hangs_is_an_error_for_the_agent_and_the_run_goes_on(how: st
     assert run.status == "done"
 
 
-@pytest.mark.parametrize("wraps", [False, True])
-def test_a_tool_that_hangs_and_ends_the_run_is_a_tools_failure_and_scores_0(wraps: bool) -> None:
-    tool = dspy.Tool(hanging, name="search", desc="Searches.")
+@pytest.mark.parametrize(("function", "wraps"), [(hanging, False), (hanging, True), (hanging_in_c_code, False)])
+def test_a_tool_that_hangs_and_ends_the_run_is_a_tools_failure_and_scores_0(function: Any, wraps: bool) -> None:
+    tool = dspy.Tool(function, name="search", desc="Searches.")
 
     def agent(question: str) -> str:
         try:
@@ -116,11 +124,20 @@ def test_a_tool_that_hangs_and_ends_the_run_is_a_tools_failure_and_scores_0(wrap
     assert found["1"].failure is FailureKind.TOOL
 
 
+def test_a_tool_uses_what_its_agent_opened_in_its_own_thread() -> None:
+    def agent(question: str) -> str:
+        connection = sqlite3.connect(":memory:")  # refuses to be used in another thread
+        tool = dspy.Tool(lambda number: connection.execute("select ?", (number,)).fetchone()[0], name="query", desc="Asks.", args={"number": {}})
+        return str(tool(number=question))
+
+    assert [result.value for result in by_question(scored(agent, task_timeout=20.0)).values()] == [1.0] * 4
+
+
 def test_a_shipped_agent_sees_that_a_tool_gave_no_result_and_its_call_is_marked() -> None:
     def look(topic: Literal["sea", "land"]) -> str:
         """Looks something up."""
-        if topic == "sea":
-            time.sleep(30)
+        while topic == "sea":
+            time.sleep(0.01)
         return "wet"
 
     def answers(request: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from assay.errors import FailureKind, ModelError, StopRun, Unscored
-from assay.models.limits import ToolOverTime
+from assay.models.toollimits import ToolOverTime
 
 __all__ = ["MODEL_FAILURES", "Made", "failure_of_call", "failure_of_program", "failure_of_run", "is_own", "is_refused", "stop_in", "unanswered"]
 

@@ -5,13 +5,12 @@ that it reaches; a call that hangs in C code keeps its thread until that returns
 on a bad pattern) cannot be limited from within the process.
 """
 
-import asyncio
 import contextvars
 import ctypes
 import math
 import os
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from queue import SimpleQueue
@@ -20,20 +19,9 @@ from typing import Any, TypeVar
 from assay.errors import ConfigError
 
 __all__ = [
-    "DEFAULT_S",
-    "TOOL_SHARE",
-    "Abandoned",
-    "OverTime",
-    "ToolOverTime",
-    "asking_model",
-    "awaited_within_tool_limit",
-    "check_limit",
-    "current_limit",
-    "current_tool_limit",
-    "limited",
-    "within_limit",
-    "within_tool_limit",
-]
+    "DEFAULT_S", "TOOL_SHARE", "Abandoned", "LimitedCall", "OverTime", "asking_model", "check_limit", "current_limit", "current_tool_limit",
+    "innermost", "inside", "limited", "run_of", "within_limit",
+]  # fmt: skip
 
 DEFAULT_S = 600.0
 TOOL_SHARE = 0.25  # of a run's limit: after a tool that hangs, the agent has time for others and for its answer
@@ -52,26 +40,27 @@ class OverTime(TimeoutError):
         self.asking = asking
 
 
-class ToolOverTime(OverTime):
-    """A tool call took longer than its limit. The message is the same each time, so that a prompt that quotes it is found in the cache."""
-
-    def __init__(self, tool: str, limit_s: float) -> None:
-        TimeoutError.__init__(self, f"the tool {tool!r} gave no result after {limit_s:g} s")
-        self.asking = False
-
-
 class Abandoned(BaseException):
     """Raised in a thread that nobody waits for any more. No `except Exception` holds it."""
 
 
-class _Job:
-    """One call and what came of it."""
+class LimitedCall:
+    """One call with a limit, inside of another or of none (`outer`)."""
 
-    def __init__(self, call: Callable[[], Any], outer: "_Job | None") -> None:
-        self.call, self.outer = call, outer
+    def __init__(self, outer: "LimitedCall | None") -> None:
+        self.outer = outer
+        self.asking, self.asked = 0, False  # models now; any at all
+
+
+class _Job(LimitedCall):
+    """One call in a thread of its own, and what came of it."""
+
+    def __init__(self, call: Callable[[], Any], outer: LimitedCall | None) -> None:
+        super().__init__(outer)
+        self.call = call
         self.result: Any = None
         self.error: BaseException | None = None
-        self.asking, self.asked = 0, False  # models now; any at all
+        self.over: OverTime | None = None  # why it is left, where somebody else says so
         self.running = threading.Lock()  # held until it has finished: waiting for a lock costs half of waiting for an event
         self.running.acquire()
         self.lock = threading.Lock()
@@ -88,8 +77,16 @@ class _Job:
         """Whether somebody still waits."""
         with self.lock:
             self.done = True
-            self.running.release()
+            if self.over is None:
+                self.running.release()
             return not self.abandoned
+
+    def leave(self, over: OverTime) -> None:
+        """Whoever waits for it raises this instead."""
+        with self.lock:
+            if not self.done and self.over is None:
+                self.over = over
+                self.running.release()
 
     def abandon(self, thread: threading.Thread) -> bool:
         """Stops waiting. False where it has just finished."""
@@ -102,7 +99,30 @@ class _Job:
         return True
 
 
-_job: ContextVar[_Job | None] = ContextVar("assay_limited_job", default=None)
+_job: ContextVar[LimitedCall | None] = ContextVar("assay_limited_job", default=None)
+
+
+def innermost() -> LimitedCall | None:
+    """The limited call that this is inside of."""
+    return _job.get()
+
+
+@contextmanager
+def inside(call: LimitedCall) -> Iterator[None]:
+    """Inside, this is the innermost limited call."""
+    token = _job.set(call)
+    try:
+        yield
+    finally:
+        _job.reset(token)
+
+
+def run_of(call: LimitedCall) -> _Job | None:
+    """The call in a thread of its own that this one is inside of."""
+    found = call.outer
+    while found is not None and not isinstance(found, _Job):
+        found = found.outer
+    return found
 
 
 class _Worker:
@@ -174,40 +194,6 @@ def within_limit(call: Callable[[], T], what: str) -> T:
     return _apart(call, seconds, lambda job: OverTime(what, seconds, asking=job.asking > 0))
 
 
-def within_tool_limit(call: Callable[[], T], tool: str) -> T:
-    """What a tool call gives, as `within_limit`. A tool that asks a model is an agent itself: only the limit of the run holds for it.
-
-    Raises:
-        ToolOverTime: it took longer than the limit of tools that is open here.
-        BaseException: whatever it raises.
-    """
-    seconds = _tool_limit.get()
-    if seconds is None:
-        return call()
-    return _apart(call, seconds, lambda job: None if job.asked else ToolOverTime(tool, seconds))
-
-
-async def awaited_within_tool_limit(call: Callable[[], Awaitable[T]], tool: str) -> T:
-    """The same of an asynchronous tool: it runs in the loop of its caller, as a task that is cancelled beyond the limit."""
-    seconds = _tool_limit.get()
-    if seconds is None:
-        return await call()
-    job = _Job(call, _job.get())
-
-    async def work() -> T:
-        _job.set(job)
-        return await call()
-
-    task = asyncio.ensure_future(work())
-    try:
-        while not (await asyncio.wait({task}, timeout=seconds))[0]:
-            if not job.asked:
-                raise ToolOverTime(tool, seconds)
-        return task.result()
-    finally:
-        task.cancel()
-
-
 def _apart(call: Callable[[], T], seconds: float, late: Callable[[_Job], OverTime | None]) -> T:
     """What a call in a thread of its own gives.
 
@@ -227,6 +213,7 @@ def _apart(call: Callable[[], T], seconds: float, late: Callable[[_Job], OverTim
     except BaseException:  # the user stops the run: nobody waits for the call
         job.abandon(worker.thread)
         raise
+    over = over or job.over
     if over is not None and job.abandon(worker.thread):
         raise over
     if job.error is not None:

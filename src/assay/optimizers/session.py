@@ -16,7 +16,8 @@ from assay.datasets.tasks import content_hash, owners_of
 from assay.errors import AssayError, ConfigError, FailureKind
 from assay.models import LanguageModel, Meter, sample_scope
 from assay.models.failures import failure_of_run, is_own, stop_in
-from assay.models.limits import DEFAULT_S, OverTime, ToolOverTime, current_limit, limited, within_limit
+from assay.models.limits import DEFAULT_S, OverTime, current_limit, limited, within_limit
+from assay.models.toollimits import ToolOverTime
 from assay.optimizers.working import FirstRuns
 from assay.programs import RANGES, AgentParameters, make_adapter, program_version
 from assay.programs.compose import is_agent

@@ -17,8 +17,9 @@ from typing import Any, Protocol
 import dspy
 from dspy.clients.typesafe import TypeSafe
 
-from assay.models.limits import awaited_within_tool_limit, current_tool_limit, within_tool_limit
+from assay.models.limits import current_tool_limit
 from assay.models.threads import current_place
+from assay.models.toollimits import awaited_within_tool_limit, within_tool_limit
 
 __all__ = ["Listener", "is_told_here", "listeners", "listening"]
 
@@ -136,15 +137,14 @@ def _telling(plain: Any) -> Any:
     @functools.wraps(plain)
     async def acall(tool: Any, **arguments: Any) -> Any:
         with _Run(tool, arguments) as run:
-            run.result = await awaited_within_tool_limit(lambda: plain(_in_thread(tool), **arguments), tool.name)
+            run.result = await awaited_within_tool_limit(lambda: plain(_limited(tool), **arguments), tool.name)
         return run.result
 
     return acall if inspect.iscoroutinefunction(plain) else call
 
 
-def _in_thread(tool: Any) -> Any:
-    """A tool for an asynchronous call: a plain function would hold the loop, where no task can be cancelled, so it runs in a thread.
-    Where it returns an awaitable, that is awaited in the loop."""
+def _limited(tool: Any) -> Any:
+    """A tool for an asynchronous call: a plain function holds the loop, where no task can be cancelled, so its call has a limit of its own."""
     if current_tool_limit() is None or inspect.iscoroutinefunction(tool.func):
         return tool
     plain, limited = tool.func, copy.copy(tool)
