@@ -1,13 +1,17 @@
 """What the gateway costs: the same calls to one scripted server, directly and through `assay serve`, interleaved in one run; many
 streaming clients at once; and a SIGKILL in the middle of a load, counted against the server's own log.
 
-    python benchmarks/gateway.py [--calls 300] [--streams 100] [--clients 200] [--load 10000]
+    python benchmarks/gateway.py [--calls 300] [--streams 100] [--clients 200] [--load 10000] [--rounds 5] [--only added,ratios,at_once,open,killed]
+
+Times are of an idle machine. On a busy one the gateway's processor time (`*_cpu_ms`) and peak memory (`peak_mb`) still tell. Intervals are 95%
+bootstrap intervals of the median.
 """
 
 import argparse
 import asyncio
 import json
 import os
+import random
 import signal
 import statistics
 import subprocess
@@ -38,6 +42,25 @@ def servers(folder: Path, *, chunks: int = 8, delay_ms: float = 0) -> tuple[list
     command = [sys.executable, "-m", "assay", "serve", "--model", "echo", "--upstream", behind, "--key", KEY, "--port", "0", "--json"]
     gateway, url = started([*command, "--store", str(folder / "a.db")])
     return [upstream, gateway], behind, url
+
+
+def cpu_ms(process: subprocess.Popen[str]) -> float:
+    """Processor time that a process has used."""
+    told = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(told[11]) + int(told[12])) * 1000 / os.sysconf("SC_CLK_TCK")
+
+
+def peak_mb(process: subprocess.Popen[str]) -> float:
+    """The most memory that a process has held."""
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    return round(int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024, 1)
+
+
+def median_of(values: list[float], digits: int = 2) -> list[float]:
+    """The median, and the 2.5th and 97.5th percentile of the medians of 1000 resamples."""
+    draw = random.Random(0)
+    found = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(1000))
+    return [round(value, digits) for value in (statistics.median(values), found[25], found[974])]
 
 
 async def timed(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> tuple[float, float]:
@@ -80,26 +103,43 @@ def conversation(turns: int, name: str = "") -> list[dict[str, Any]]:
     return messages
 
 
-async def ratios(direct: str, through: str, *, streams: int, rounds: int) -> dict[str, float]:
-    """Through the gateway over direct: of a call whose conversation has 1 and 60 turns, and of the first token where many stream at once."""
-    found: dict[str, float] = {}
+async def ratios(direct: str, through: str, gateway: subprocess.Popen[str], *, streams: int, rounds: int) -> dict[str, Any]:
+    """Pairs of direct and through the gateway: of a call whose conversation has 1 and 60 turns, and of the first token where many stream at once."""
+    found: dict[str, Any] = {}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=OWNER) as session:
         for turns in (1, 60):
-            seen: dict[str, list[float]] = {direct: [], through: []}
-            for number in range(10 * rounds):
-                for url, times in seen.items():
-                    times.append((await timed(session, url, {"messages": conversation(turns, str(number)), "stream": False}))[1])
-            found[f"turns_{turns}"] = round(statistics.median(seen[through]) / statistics.median(seen[direct]), 2)
-            found[f"turns_{turns}_added_ms"] = round(1000 * (statistics.median(seen[through]) - statistics.median(seen[direct])), 2)
-        first: dict[str, list[float]] = {direct: [], through: []}
-        for _ in range(rounds):
-            for url, times in first.items():
+            added, used = list[float](), 0.0
+            for number in range(20 * rounds):
+                body = {"messages": conversation(turns, str(number)), "stream": False}
+                alone = (await timed(session, direct, body))[1]
+                before = cpu_ms(gateway)
+                added.append(1000 * ((await timed(session, through, body))[1] - alone))
+                used += cpu_ms(gateway) - before
+            found[f"turns_{turns}_added_ms"] = median_of(added)
+            found[f"turns_{turns}_cpu_ms"] = round(used / len(added), 2)
+        ratio, first, used = list[float](), list[float](), 0.0
+        for _ in range(2 * rounds):
+            times = {}
+            for url in (direct, through):
+                before = cpu_ms(gateway)
                 calls = [timed(session, url, {**BODY, "stream": True}) for _ in range(streams)]
-                times.append(statistics.median(pair[0] for pair in await asyncio.gather(*calls)))
-        found[f"first_token_of_{streams}"] = round(statistics.median(first[through]) / statistics.median(first[direct]), 2)
-        found[f"first_token_of_{streams}_ms"] = round(1000 * statistics.median(first[through]), 1)
-        found[f"first_token_of_{streams}_direct_ms"] = round(1000 * statistics.median(first[direct]), 1)
+                times[url] = 1000 * statistics.median(pair[0] for pair in await asyncio.gather(*calls))
+                used += cpu_ms(gateway) - before
+            ratio.append(times[through] / times[direct])
+            first.append(times[direct])
+        found[f"first_token_of_{streams}_ratio"] = median_of(ratio)
+        found[f"first_token_of_{streams}_direct_ms"] = median_of(first, 1)
+        found[f"first_token_of_{streams}_cpu_ms"] = round(used / streams / len(ratio), 2)
     return found
+
+
+async def open_at_once(through: str, gateway: subprocess.Popen[str], clients: int) -> dict[str, Any]:
+    """Memory of the gateway while many streams are open, from one that pauses in the middle of each, and after them."""
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=OWNER) as session:
+        clock = time.perf_counter()
+        calls = [timed(session, through, {"messages": conversation(20, str(number)), "stream": True}) for number in range(clients)]
+        whole = len(await asyncio.gather(*calls))
+    return {"streams": clients, "whole_answers": whole, "seconds": round(time.perf_counter() - clock, 1), "peak_mb": peak_mb(gateway)}
 
 
 async def many(url: str, clients: int) -> dict[str, Any]:
@@ -155,31 +195,51 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=100)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--load", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="added,ratios,at_once,open,killed")
     arguments = parser.parse_args()
-    found: dict[str, Any] = {}
+    only, found = arguments.only.split(","), dict[str, Any]()
     with tempfile.TemporaryDirectory() as name:
         processes, direct, through = servers(Path(name))
-        found["added"] = asyncio.run(overhead(direct, through, arguments.calls))
-        found["ratios"] = asyncio.run(ratios(direct, through, streams=arguments.streams, rounds=5))
-        found["at_once"] = asyncio.run(many(through, arguments.clients))
-        for process in processes[::-1]:
-            process.terminate()
-            process.wait()
+        if "added" in only:
+            found["added"] = asyncio.run(overhead(direct, through, arguments.calls))
+        if "ratios" in only:
+            found["ratios"] = asyncio.run(ratios(direct, through, processes[1], streams=arguments.streams, rounds=arguments.rounds))
+        if "at_once" in only:
+            found["at_once"] = asyncio.run(many(through, arguments.clients))
+        stop(processes)
+    if "open" in only:
+        with tempfile.TemporaryDirectory() as name:
+            processes, _, through = servers(Path(name), delay_ms=5000)
+            found["open"] = asyncio.run(open_at_once(through, processes[1], arguments.clients))
+            stop(processes)
+    if "killed" in only:
+        found["killed"] = kill(arguments.load)
+    print(json.dumps(found))
+
+
+def stop(processes: list[subprocess.Popen[str]]) -> None:
+    for process in processes[::-1]:
+        process.terminate()
+        process.wait()
+
+
+def kill(load: int) -> dict[str, Any]:
+    """What is lost where the gateway is killed halfway through a load."""
     with tempfile.TemporaryDirectory() as name:
         processes, _, through = servers(Path(name))
         clock = time.perf_counter()
-        killed = asyncio.run(loaded(through, arguments.load, processes[1]))
+        killed = asyncio.run(loaded(through, load, processes[1]))
         seconds = time.perf_counter() - clock
         processes[0].terminate()
         times = [float(line.split()[0]) for line in (Path(name) / "upstream.log").read_text().splitlines()]
         older = [at for at in times if at < killed - 1]
         with Store(Path(name) / "a.db") as store:
             stats = store.stats()
-        found["killed"] = {
-            "upstream_answered": len(times), "of_them_older_than_a_second": len(older), "stored": stats["transitions"],
-            "lost_older_than_a_second": max(0, len(older) - stats["transitions"]), "calls_per_second": round(len(times) / seconds),
-        }  # fmt: skip
-    print(json.dumps(found))
+    return {
+        "upstream_answered": len(times), "of_them_older_than_a_second": len(older), "stored": stats["transitions"],
+        "lost_older_than_a_second": max(0, len(older) - stats["transitions"]), "calls_per_second": round(len(times) / seconds),
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

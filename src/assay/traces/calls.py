@@ -33,6 +33,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
+        self._made = False  # whether a record was made in this turn of the event loop
 
     async def record(self, record: Callable[[], None], *, later: int = 0) -> None:
         """Calls it in turn, some turns of the event loop later; at once where its call is cancelled meanwhile."""
@@ -40,9 +41,15 @@ class Turns:
             for _ in range(later):
                 await asyncio.sleep(0)
             async with self._lock:
-                await asyncio.sleep(0)
+                while self._made:
+                    await asyncio.sleep(0)
         finally:
+            self._made = True
+            asyncio.get_running_loop().call_soon(self._turn)
             record()
+
+    def _turn(self) -> None:
+        self._made = False
 
 
 @asynccontextmanager
