@@ -126,10 +126,11 @@ def test_rows_of_chained_calls_hold_the_whole_conversation(store: Store) -> None
     assert chat_messages(found[1]["input"]) == WHOLE
 
 
-def test_a_client_that_writes_arguments_in_its_own_way_has_one_conversation(store: Store) -> None:
+@pytest.mark.parametrize("also", [{}, {"name": "model"}], ids=["arguments alone", "the agent's name"])  # LangChain's createAgent names itself
+def test_a_client_that_writes_arguments_in_its_own_way_has_one_conversation(store: Store, also: dict[str, Any]) -> None:
     def whole(arguments: str) -> list[dict[str, Any]]:
         call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": arguments}}
-        return [WHOLE[0], {"role": "assistant", "content": None, "tool_calls": [call]}, WHOLE[2]]
+        return [WHOLE[0], {"role": "assistant", "content": None, "tool_calls": [call], **also}, WHOLE[2]]
 
     def chat(messages: list[dict[str, Any]]) -> dict[str, Any]:
         return {"dialect": "chat", "body": {"model": "m", "messages": messages}}

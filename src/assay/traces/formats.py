@@ -104,12 +104,14 @@ def _without_demos(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _goes_on(later: Sequence[Mapping[str, Any]], said: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a conversation begins with all of another; clients write empty content and arguments of tools in ways of their own."""
+    """Whether a conversation begins with all of another; clients write empty content and arguments of tools in ways of their own, and
+    some add the name of their agent to its answers."""
     return len(later) > len(said) and [_plain(message) for message in later[: len(said)]] == [_plain(message) for message in said]
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in _trained(message).items() if value not in (None, "")}
+    named = message.get("role") == "assistant"
+    return {key: value for key, value in _trained(message).items() if value not in (None, "") and not (named and key == "name")}
 
 
 def grpo_rows(group: Sequence[Episode], renderer: RowRenderer, *, call: str = "last") -> Iterator[Row]:
