@@ -1,5 +1,6 @@
 """Clients of the table that run on Node: the programs of the folder `node`, with the libraries of its `package-lock.json`."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from harness import HERE, Client, install, made_once
 
 __all__ = ["NODE_CLIENTS", "node_command"]
 
+_PRODUCT = {"value": 1, "unit": "echo"}  # what the scripted model makes of the agents' schema
 _LEAST = 22  # the libraries' own least version of Node
 _SCRIPTS = HERE / "node"
 
@@ -58,7 +60,8 @@ def _client(name: str, script: str, modes: Sequence[str], **expected: Any) -> Cl
 
 NODE_CLIENTS = [
     _client("openai", "openai_agent.mjs", ("chat", "runner", "responses", "chained")),
-    _client("anthropic", "anthropic_agent.mjs", ("messages",)),
-    _client("vercel ai", "vercel_agent.mjs", ("messages",)),
-    _client("langchain", "langchain_agent.mjs", ("responses",), retries=0),  # 429 without Retry-After is final
+    _client("anthropic", "anthropic_agent.mjs", ("messages", "runner")),
+    _client("vercel ai", "vercel_agent.mjs", ("responses", "chat", "messages")),
+    _client("vercel ai, typed", "vercel_agent.mjs", ("typed",), outputs=("", "", json.dumps(_PRODUCT)), answer=_PRODUCT),
+    _client("langchain", "langchain_agent.mjs", ("chat", "responses", "react"), retries=0),  # 429 without Retry-After is final
 ]
