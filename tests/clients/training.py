@@ -18,7 +18,7 @@ def check_rows(store: Path, model: Path, rows: Sequence[Row], modes: Mapping[str
     """Says in each row whether its rollouts, of as many calls and conversations as expected, become rows on whose answers TRL computes a loss.
 
     Each call is a row of its own for a model whose chat template shows tools (Qwen3's); whole conversations are rows for one whose template
-    ignores them. Then the model takes its steps on all of them.
+    ignores them. Then the model takes a step.
     """
     qwen = with_template(model, store.parent / "qwen3")
     problems: dict[str, list[str]] = defaultdict(list)
@@ -46,7 +46,7 @@ def with_template(model: Path, folder: Path) -> Path:
 
 
 def learned_texts(store: Path, out: Path, model: Path, *, whole: bool) -> dict[str, list[str]]:
-    """The texts that a loss is computed on, by rollout, after the model was trained on them once."""
+    """The texts that a loss is computed on, by rollout, after the model took a step on one of them: some are as long as a library's whole prompt."""
     import orjson
 
     with assay.Store(store) as opened:
@@ -57,6 +57,7 @@ def learned_texts(store: Path, out: Path, model: Path, *, whole: bool) -> dict[s
     tokenizer = trainer.processing_class
     texts = [tokenizer.decode([token for token in row["labels"] if token != -100]) for row in trainer.train_dataset]
     assert len(texts) == len(rollouts)
+    trainer.args.max_steps = 1
     trainer.train()
     found: dict[str, list[str]] = defaultdict(list)
     for rollout, text in zip(rollouts, texts, strict=True):
@@ -73,7 +74,7 @@ def calls_trainer(export: Path, model: Path) -> Any:
     from assay.optimizers.weights.data import read_sft
     from assay.optimizers.weights.sft import _fitting, _trainer
 
-    config = SFTConfig(model=str(model), epochs=1, max_length=100_000, held_out=0.0, rank=1)
+    config = SFTConfig(model=str(model), epochs=1, batch=1, max_length=100_000, held_out=0.0, rank=1)
     policy, left = load_policy(str(model)), Counter[str]()
     data = read_sft(export, min_quality=0.8, held_out=0.0, seed=0)
     rows = _fitting(data.train, policy, config.max_length, left)
@@ -91,7 +92,7 @@ def conversations_trainer(export: Path, model: Path) -> Any:
     config = yaml.safe_load((export / "sft.yaml").read_text())
     rows = load_dataset("json", data_files=str(export / "data.jsonl"), split="train", cache_dir=str(export.parent / "cache"))
     arguments = SFTConfig(
-        output_dir=str(export.parent / "trained-whole"), report_to="none", use_cpu=True, bf16=False, max_length=None, num_train_epochs=1,
+        output_dir=str(export.parent / "trained-whole"), report_to="none", use_cpu=True, bf16=False, max_length=None, per_device_train_batch_size=1,
         assistant_only_loss=config["assistant_only_loss"], chat_template_path=str(export / config["chat_template_path"]), disable_tqdm=True,
     )  # fmt: skip
     return SFTTrainer(model=str(model), args=arguments, train_dataset=rows, processing_class=AutoTokenizer.from_pretrained(model))
