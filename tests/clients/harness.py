@@ -24,7 +24,7 @@ from tap import Exchange, Tap, tapped
 from assay.datasets.tasks import content_hash
 from assay.testing.serving import get, post, served
 from assay.testing.upstream import ScriptedUpstream
-from assay.traces import Rollout, Store
+from assay.traces import Rollout, Store, Transition
 from assay.traces.prompts import sections_of
 from assay.traces.sealing import know_splits
 
@@ -303,7 +303,7 @@ def _compared(client: Client, at: Bench, row: Row, question: str, number: int) -
         + ([f"the counts are {counted} and not {wanted}"] if counted != wanted else [])
         + ([] if found else ["no rollout"]),
     )
-    recorded = _recorded(client, row.mode, found[0]) if found else ["nothing was recorded"]
+    recorded = _recorded(client, row.mode, found[0], through.back) if found else ["nothing was recorded"]
     row.check("exact", [*differences(alone, through), *recorded])
     prediction = {"answer": expected if isinstance(expected, str) else json.dumps(expected)} if client.prediction is None else client.prediction
     told = [rollout.prediction for rollout in found]
@@ -327,17 +327,29 @@ def _retried(client: Client, at: Bench, row: Row, question: str, number: int) ->
     return found if client.retries > 1 else []
 
 
-def _recorded(client: Client, mode: str, rollout: Rollout) -> list[str]:
+def _recorded(client: Client, mode: str, rollout: Rollout, answers: Sequence[Exchange]) -> list[str]:
     """How what was stored differs from what the scripted model said and the tools gave."""
-    streamed = sum(bool(t.request["body"].get("stream") or t.request.get("stream")) for t in rollout.transitions)
+    streamed = sum(map(_streams, rollout.transitions))
     wanted = client.streamed if client.streamed is not None else len(client.outputs) if "stream" in mode else 0
     pairs = {
         "outputs": ([t.output for t in rollout.transitions], list(client.outputs)),
         "tools": ([(tool.name, tool.arguments, tool.result) for tool in rollout.tools], list(client.tools)),
         "errors": ([t.error for t in rollout.transitions], [None] * len(client.outputs)),
         "streamed calls": (streamed, wanted),
+        "whole answers": (
+            [(t.response or {}).get("body") for t in rollout.transitions if not _streams(t)],
+            [json.loads(answer.response) for answer in answers if not _is_stream(answer)],
+        ),
     }
     return [f"the {name} are {stored} and not {expected}" for name, (stored, expected) in pairs.items() if stored != expected]
+
+
+def _streams(transition: Transition) -> bool:
+    return bool(transition.request["body"].get("stream") or transition.request.get("stream"))
+
+
+def _is_stream(exchange: Exchange) -> bool:
+    return dict(exchange.response_headers).get("content-type", "").startswith("text/event-stream")
 
 
 # -- comparing wires
