@@ -149,7 +149,7 @@ class _Conversation:
         done = Attempt(call, time.time(), sent=body_hash(body))
         received = bytearray()
         try:
-            url = f"{self.clients.url}{self.base}{DIALECTS[self.spec.dialect]}"
+            url = f"{self.clients.url}{self.base}{self._path}"
             async with self.session.post(url, json=body, headers=self.headers) as answer:
                 done.outcome, done.status = "reset", answer.status
                 done.rollout = answer.headers.get("x-assay-rollout", "")
@@ -176,7 +176,17 @@ class _Conversation:
         elif not script.data.startswith(received):
             done.wrong = f"{script.kind}: the first {len(received)} bytes are not the server's"
 
+    @property
+    def _path(self) -> str:
+        if self.spec.dialect == "gemini":
+            return f"/v1beta/models/m:{'streamGenerateContent?alt=sse' if self.spec.stream else 'generateContent'}"
+        return DIALECTS[self.spec.dialect]
+
     def _body(self, call: Call) -> dict[str, Any]:
+        if self.spec.dialect == "gemini":
+            asked = {"role": "user", "parts": [{"text": f"{self.marker} question"}]}
+            declared = [{"functionDeclarations": [{"name": "calculator", "parametersJsonSchema": TOOL}]}]
+            return {"metadata": {"chaos": str(call)}, "contents": [asked, *self.history], "tools": declared}
         body: dict[str, Any] = {"model": "m", "metadata": {"chaos": str(call)}, **({"stream": True} if self.spec.stream else {})}
         question = {"role": "user", "content": f"{self.marker} question"}
         if self.spec.dialect == "completions":
@@ -210,6 +220,12 @@ class _Conversation:
                 self.history.append({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": script.text}]})
             self.history += [{"type": "function_call", "call_id": c[0], "name": c[1], "arguments": c[2]} for c in script.calls]
             self.history += [{"type": "function_call_output", "call_id": c[0], "output": result} for c in script.calls]
+        elif self.spec.dialect == "gemini":
+            parts: list[dict[str, Any]] = [{"text": script.text}] if script.text or not script.calls else []
+            parts += [{"functionCall": {"name": c[1], "args": json.loads(c[2])}} for c in script.calls]
+            self.history.append({"role": "model", "parts": parts})
+            given = [{"functionResponse": {"name": c[1], "response": {"result": result}}} for c in script.calls]
+            self.history += [{"role": "user", "parts": given}] if given else []
         else:
             blocks: list[dict[str, Any]] = [{"type": "text", "text": script.text}] if script.text or not script.calls else []
             blocks += [{"type": "tool_use", "id": c[0], "name": c[1], "input": json.loads(c[2])} for c in script.calls]

@@ -19,9 +19,10 @@ KINDS = {  # of answers, with how often each comes
     "reset": 20, "hang": 8,
 }  # fmt: skip
 GOOD = ("ok", "odd", "slow", "huge")  # kinds that are answers
-_DIALECTS = ("chat", "chat", "responses", "messages", "messages", "completions")
+_DIALECTS = ("chat", "chat", "responses", "messages", "messages", "gemini", "completions")
 _NAMINGS = ("header", "path", "token", "found", "found", "trace")
 _WORDS = ("naïve", "übung", "東京", "😀", "plain", "\\ back", '"quoted"', "line\nbreak", "tab\t", "é", "data: x", "[DONE]")
+_EMPTY: dict[str, dict[str, Any]] = {"responses": {"output": None}, "messages": {"content": None}, "gemini": {"candidates": []}}
 _LAST_TRY = 4  # from this attempt on a call is always answered
 
 
@@ -126,7 +127,7 @@ def _unstreamed(kind: str, dialect: str, body: dict[str, Any]) -> list[bytes]:
         body = {"error": {"message": "scripted overload", "type": "server_error"}}
         body = {"type": "error", **body} if dialect == "messages" else body
     elif kind == "empty":
-        body = {**body, {"responses": "output", "messages": "content"}.get(dialect, "choices"): [] if dialect in ("chat", "completions") else None}
+        body = {**body, **_EMPTY.get(dialect, {"choices": []})}
     data = json.dumps(body).encode()
     if kind == "malformed":
         return [b"<html><body>502 Bad Gateway</body></html>"]
@@ -148,7 +149,9 @@ def _streamed(rng: random.Random, kind: str, dialect: str, events: list[bytes]) 
         event = rng.choice((b'data: {"choices": [{"delta": {"con\n\n', b'data: {"text": "\xff\xfe"\n\n', b"data: 1}\n\n"))
         return [*events[:half], event, *events[half:]]
     if kind == "short":
-        return events[:half]
+        return events[:half] if half < len(events) else [events[0][: len(events[0]) // 2]]
+    if kind == "cut" and len(events) == 1:
+        return [events[0][:20], events[0][20:]]
     return [_odd(rng, event) for event in events] if kind == "odd" else events
 
 

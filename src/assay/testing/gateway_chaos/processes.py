@@ -37,8 +37,7 @@ class Process:
     def __init__(self, command: list[str], folder: Path, name: str) -> None:
         self.command, self.folder, self.name = command, folder, name
         self.url, self.port = "", 0
-        self.kills: list[float] = []
-        self.stops: list[tuple[float, float]] = []
+        self.kills: list[tuple[float, float]] = []  # when the signal was sent, and when the process was gone
         self.lives: list[dict[str, Any]] = []
         self._process: subprocess.Popen[str] | None = None
 
@@ -62,18 +61,17 @@ class Process:
 
     async def kill(self) -> None:
         assert self._process is not None
-        self.kills.append(time.time())
+        begun = time.time()
         self._process.kill()
         await asyncio.to_thread(self._process.wait)
         self.lives[-1]["to"] = time.time()
+        self.kills.append((begun, self.lives[-1]["to"]))
 
     async def stop(self) -> dict[str, Any]:
         """Ends it by SIGTERM; what it printed at its end."""
         assert self._process is not None
-        begun = time.time()
         self._process.send_signal(signal.SIGTERM)
         told, _ = await asyncio.to_thread(self._process.communicate)
-        self.stops.append((begun, time.time()))
         audit = json.loads(told.splitlines()[-1]) if told.strip() else {}
         self.lives[-1].update(to=time.time(), audit=audit, code=self._process.returncode)
         return self.lives[-1]

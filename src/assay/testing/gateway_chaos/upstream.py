@@ -12,6 +12,7 @@ from pathlib import Path
 from aiohttp import web
 
 from assay.testing.gateway_chaos.plan import Call, Script, script_of, spec_of
+from assay.traces import gemini
 from assay.traces.dialects import DIALECTS
 
 __all__ = ["app_of"]
@@ -26,8 +27,8 @@ def app_of(seed: int, log: Path) -> web.Application:
         return await _play(request, script_of(seed, call), stream=spec_of(seed, call.conversation).stream)
 
     app = web.Application(client_max_size=64 << 20)
-    for path in DIALECTS.values():
-        app.router.add_post(path, answer)
+    for dialect, path in DIALECTS.items():
+        app.router.add_post(gemini.ROUTE if dialect == "gemini" else path, answer)
     return app
 
 
