@@ -42,9 +42,12 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Twenty kills of each kind of job and three of each training, compared with unkilled runs (about a quarter of an hour on two cores).
+# Twenty kills of each kind of job and three of each training, compared with unkilled runs (about a quarter of an hour on two cores). Then 10,000
+# calls through the gateway on each database, while processes are killed and the store is locked, full or away (another half an hour).
 chaos: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/chaos.py --kills 20
+	$(BIN)/python benchmarks/chaos_gateway.py --store sqlite
+	$(BIN)/python benchmarks/chaos_gateway.py --store postgresql
 
 check: lint test test-clients
 

@@ -32,7 +32,7 @@ def in_namespace() -> None:
         allowed = subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0
     except OSError:
         allowed = False
-    os.environ[INSIDE] = "1"
+    os.environ[INSIDE] = "mounts" if allowed else "no mounts"
     if allowed:
         os.execvp(command[0], [*command, sys.executable, *sys.argv])
 
@@ -52,7 +52,7 @@ def main() -> int:
         in_namespace()
     settings = Settings(
         calls=arguments.calls, seed=arguments.seed, store=arguments.store, concurrent=arguments.concurrent, each=arguments.each,
-        faults=tuple(arguments.faults),
+        faults=tuple(arguments.faults), mounts=os.environ[INSIDE] == "mounts",
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch, Progress(console=Console(stderr=True)) as progress:
         os.chmod(scratch, 0o755)  # PostgreSQL runs as another user where this one is root

@@ -1,4 +1,4 @@
-"""Jobs that are killed and resumed leave what they would have left: a quick part of `make chaos`."""
+"""Jobs and gateways that are killed leave what they would have left: quick parts of `make chaos`."""
 
 import sys
 from pathlib import Path
@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from assay.testing.chaos import chaos, differences, serving
+from assay.testing.gateway_chaos import Settings
+from assay.testing.gateway_chaos import chaos as gateway_chaos
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="attempts are forked")
 
@@ -17,3 +19,12 @@ def test_a_killed_job_leaves_what_an_unkilled_one_leaves(job: str, kills: int, s
         killed = chaos(job, tmp_path / "killed", server, kills=kills, within_s=0.7 * whole.seconds, seed=seed, tasks=30)
     assert differences(whole, killed) == []
     assert whole.requests == whole.spent["calls"] > 10
+
+
+@pytest.mark.slow
+def test_a_gateway_that_is_killed_while_its_store_is_locked_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    settings = Settings(calls=300, concurrent=12, each=1, faults=("kill server", "lock, kill gateway"))
+    report = gateway_chaos(settings, tmp_path / "run")
+    assert report["problems"] == {}
+    assert report["faults"] == {"kill server": 1, "lock, kill gateway": 1}
+    assert report["stored"] > 200

@@ -25,7 +25,8 @@ __all__ = ["Settings", "chaos"]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """`store`: `sqlite` or `postgresql`. `each`: how often each fault comes, by default by the number of calls. `faults`: which ones."""
+    """`store`: `sqlite` or `postgresql`. `each`: how often each fault comes, by default by the number of calls. `faults`: which ones.
+    `mounts`: whether file systems may be mounted, which needs the right to and a namespace that nobody else is in; without, no disk is full."""
 
     calls: int = 10_000
     seed: int = 0
@@ -33,6 +34,7 @@ class Settings:
     concurrent: int = 40
     each: int | None = None
     faults: tuple[str, ...] = tuple(FAULTS)
+    mounts: bool = False
 
 
 def chaos(settings: Settings, folder: Path, progress: Callable[[int], None] = lambda done: None) -> dict[str, Any]:
@@ -43,7 +45,7 @@ def chaos(settings: Settings, folder: Path, progress: Callable[[int], None] = la
 async def _chaos(settings: Settings, folder: Path, progress: Callable[[int], None]) -> dict[str, Any]:
     clock = time.monotonic()
     (folder / "data").mkdir(parents=True)
-    disk = Disk(folder / "data")
+    disk = Disk(folder / "data") if settings.mounts else None
     database: Database = Postgres(folder / "data") if settings.store == "postgresql" else Sqlite(folder / "data")
     server = Process(upstream_command(settings.seed, folder / "server.log"), folder, "server")
     gateway = Process([], folder, "gateway")
@@ -52,8 +54,17 @@ async def _chaos(settings: Settings, folder: Path, progress: Callable[[int], Non
         gateway.command = gateway_command(server.url, database.url)
         await gateway.start()
         clients = Clients(settings.seed, gateway.url, settings.calls, progress)
-        known_disk = disk if disk.mounted else None
-        faults = Faults(gateway, server, database, known_disk, settings.seed, settings.calls, lambda: clients.done, settings.each, settings.faults)
+        faults = Faults(
+            gateway,
+            server,
+            database,
+            disk if disk is not None and disk.mounted else None,
+            settings.seed,
+            settings.calls,
+            lambda: clients.done,
+            settings.each,
+            settings.faults,
+        )
         polled = await _under_faults(clients, faults, settings.concurrent)
         await gateway.stop()
         stats = json.loads(await asyncio.to_thread(_traces, "stats", database.url))
@@ -62,12 +73,13 @@ async def _chaos(settings: Settings, folder: Path, progress: Callable[[int], Non
         for problem in polled:
             found.add("counts", problem)
         await asyncio.to_thread(_check_closing, found, database.url)
-        return _report(settings, clients, faults, found, disk, stats, time.monotonic() - clock)
+        return _report(settings, clients, faults, found, stats, time.monotonic() - clock)
     finally:
         for process in (gateway, server):
             process.end()
         database.end()
-        disk.end()
+        if disk is not None:
+            disk.end()
 
 
 async def _under_faults(clients: Clients, faults: Faults, concurrent: int) -> list[str]:
@@ -117,7 +129,7 @@ def _check_closing(found: Found, url: str) -> None:
 
 
 def _report(
-    settings: Settings, clients: Clients, faults: Faults, found: Found, disk: Disk, stats: dict[str, Any], seconds: float
+    settings: Settings, clients: Clients, faults: Faults, found: Found, stats: dict[str, Any], seconds: float
 ) -> dict[str, Any]:  # fmt: skip
     asked = [attempt for attempt in clients.attempts if attempt.asked]
     return {
@@ -127,6 +139,6 @@ def _report(
         "refused": len(clients.attempts) - len(asked),
         "answers": dict(Counter(script_of(settings.seed, attempt.call).kind for attempt in asked)),
         "outcomes": dict(Counter(attempt.outcome for attempt in asked)),
-        "faults": dict(faults.happened), "disk": "tmpfs" if disk.mounted else "not mounted: no full disk",
+        "faults": dict(faults.happened), "disk": "a tmpfs" if faults.disk is not None else "never full: nothing could be mounted",
         **found.figures, "problems": {kind: {"count": found.counts[kind], "first": texts} for kind, texts in found.problems.items()},
     }  # fmt: skip
