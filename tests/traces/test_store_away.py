@@ -257,7 +257,7 @@ def test_rows_of_a_gateway_wait_in_memory_while_the_disk_is_full(tmp_path: Path,
         put(store, 5, text="x" * 500_000)
         with pytest.raises(StoreError, match=r"within 1 s: .*full"):
             store.flush(1)
-        assert store.dropped == 0
+        assert (store.dropped, store.waiting) == (0, 5)
         pages[0] = 100_000  # there is room again
         store.flush()
         assert (store.stats()["transitions"], store.dropped, store.waiting) == (5, 0, 0)

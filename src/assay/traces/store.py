@@ -78,6 +78,7 @@ class Store:
         self.dropped = 0  # rows the database refused (a full disk); the run goes on and says so
         self.dropped_calls = 0  # transitions among them
         self._spill = Spill(self._spill_path(), _SPILLED)
+        self._in_hand = 0  # rows that are being written
         self._numbers = itertools.count()
         self._tried = -_RETRY_S  # when the database was last asked while it was away
         self._error: Exception | None = None
@@ -198,7 +199,7 @@ class Store:
     @property
     def waiting(self) -> int:
         """Rows that are not in the database yet, about."""
-        return self._writer.waiting + self._spill.rows
+        return self._writer.waiting + self._in_hand + self._spill.rows
 
     def never_wait(self) -> None:
         """From now on rows that come while too many wait, in memory and in the file, are dropped and counted: putting one never takes long. Those
@@ -215,9 +216,17 @@ class Store:
         """Whether all that was put so far is in the database, or was refused by it. What waits because it is away is written first."""
         made = {table: {key: row for key, given in of.items() if (row := self._made(table, given)) is not None} for table, of in rows.items()}
         made = {table: of for table, of in made.items() if of}
+        self._in_hand = sum(map(len, made.values()))
+        try:
+            return self._put_by(made)
+        finally:
+            self._in_hand = 0
+
+    def _put_by(self, made: Rows) -> bool:
+        """Writes rows, or puts them into the file; returns what `_commit` does."""
         while self.behind or self._spill.rows:
             if made and self._spill.put(made):  # at once: it is safe there, and what comes first is tried for a while
-                made = {}
+                made, self._in_hand = {}, 0
             if not self._drained() and not made:
                 return False
             if made and (self.behind or self._spill.rows):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from assay.testing.gateway_chaos.processes import Database, Disk, Postgres, Process
+from assay.testing.gateway_chaos.processes import Database, Disk, Postgres, Process, Sqlite
 
 __all__ = ["FAULTS", "Faults"]
 
@@ -34,6 +34,7 @@ class Faults:
     each: int | None = None
     names: tuple[str, ...] = tuple(FAULTS)
     happened: Counter[str] = field(default_factory=Counter)
+    current: str = ""
 
     def plan(self) -> list[str]:
         found: list[str] = []
@@ -52,7 +53,9 @@ class Faults:
         for at, name in enumerate(plan):
             while self.done() < self.calls * (at + 0.5) / len(plan):
                 await asyncio.sleep(0.02)
+            self.current = name
             await self._of(name)(rng)
+            self.current = ""
             self.happened[name] += 1
 
     def _of(self, name: str) -> Callable[[random.Random], Awaitable[None]]:
@@ -95,8 +98,10 @@ class Faults:
 
     async def _disk_full(self, rng: random.Random) -> None:
         assert self.disk is not None
+        if isinstance(self.database, Sqlite):
+            await asyncio.to_thread(self.database.shrink)
         with self.disk.full():
-            await asyncio.sleep(rng.uniform(2, 6))
+            await asyncio.sleep(rng.uniform(6, 9))
         if isinstance(self.database, Postgres):  # which ends where it cannot write its log
             await self.database.start()
 

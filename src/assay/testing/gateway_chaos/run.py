@@ -65,15 +65,15 @@ async def _chaos(settings: Settings, folder: Path, progress: Callable[[int], Non
             settings.each,
             settings.faults,
         )
-        polled = await _under_faults(clients, faults, settings.concurrent)
+        problems, waited = await _under_faults(clients, faults, settings.concurrent)
         await gateway.stop()
         stats = json.loads(await asyncio.to_thread(_traces, "stats", database.url))
         with Store(database.url) as store:
             found = await asyncio.to_thread(check, store, clients.attempts, clients.managed, gateway, folder / "server.log", settings.seed, stats)
-        for problem in polled:
+        for problem in problems:
             found.add("counts", problem)
         await asyncio.to_thread(_check_closing, found, database.url)
-        return _report(settings, clients, faults, found, stats, time.monotonic() - clock)
+        return _report(settings, clients, faults, found, stats, time.monotonic() - clock) | {"most rows waiting": waited}
     finally:
         for process in (gateway, server):
             process.end()
@@ -82,32 +82,35 @@ async def _chaos(settings: Settings, folder: Path, progress: Callable[[int], Non
             disk.end()
 
 
-async def _under_faults(clients: Clients, faults: Faults, concurrent: int) -> list[str]:
+async def _under_faults(clients: Clients, faults: Faults, concurrent: int) -> tuple[list[str], dict[str, int]]:
     ended = asyncio.Event()
     happening = asyncio.create_task(faults.run())
     clients.more = lambda: not happening.done()
-    polling = asyncio.create_task(_poll(clients.url, ended))
+    polling = asyncio.create_task(_poll(clients.url, faults, ended))
     await clients.run(concurrent)
     await happening
     ended.set()
     return await polling
 
 
-async def _poll(url: str, ended: asyncio.Event) -> list[str]:
-    """Reads the gateway's counts all the time: none may be a wrong sum."""
+async def _poll(url: str, faults: Faults, ended: asyncio.Event) -> tuple[list[str], dict[str, int]]:
+    """Reads the gateway's counts all the time: none may be a wrong sum. Also how many rows waited at most, by fault."""
     problems: list[str] = []
+    waited: dict[str, int] = {}
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {KEY}"}, timeout=aiohttp.ClientTimeout(total=20)) as session:
         while not ended.is_set():
-            await asyncio.sleep(1)
+            await asyncio.sleep(0.5)
+            name = faults.current
             try:
                 async with session.get(f"{url}/assay/stats") as answer:
                     told = await answer.json()
             except (aiohttp.ClientError, OSError, TimeoutError):
                 continue
+            waited[name or "none"] = max(waited.get(name or "none", 0), told["rows_waiting"])
             if told["calls"] != told["stored"] + told["unrecorded"] + told["in_flight"] or told["unrecorded"]:
                 short = {name: told[name] for name in ("calls", "stored", "unrecorded", "in_flight", "rows_waiting")}
                 problems.append(f"/assay/stats said {short}")
-    return problems
+    return problems, waited
 
 
 def _traces(command: str, url: str, *options: str) -> str:
