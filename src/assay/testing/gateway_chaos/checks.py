@@ -37,10 +37,12 @@ class Found:
 
 
 def check(
-    store: Store, attempts: Sequence[Attempt], managed: Sequence[Management], gateway: Process, log: Path, seed: int, stats: Mapping[str, Any]
+    store: Store, attempts: Sequence[Attempt], managed: Sequence[Management], gateway: Process, log: Path, seed: int, stats: Mapping[str, Any],
+    times: Sequence[tuple[float, str]] = (),
 ) -> Found:  # fmt: skip
     """Args:
     stats: what `assay traces stats --json` prints.
+    times: when which fault began.
     """
     found = Found()
     asked = {str(attempt.call): attempt for attempt in attempts if attempt.asked}
@@ -50,7 +52,7 @@ def check(
     for rollout in rollouts:
         for transition in rollout.transitions:
             stored[str(transition.request["body"]["metadata"]["chaos"])].append((rollout, transition))
-    _check_calls(found, asked, seen, stored, gateway)
+    _check_calls(found, asked, seen, stored, gateway, times)
     for name, attempt in asked.items():
         for rollout, transition in stored.get(name, ())[:1]:
             for problem in _differences(seed, attempt, rollout, transition):
@@ -63,7 +65,8 @@ def check(
 
 
 def _check_calls(
-    found: Found, asked: Mapping[str, Attempt], seen: Sequence[str], stored: Mapping[str, Sequence[Any]], gateway: Process
+    found: Found, asked: Mapping[str, Attempt], seen: Sequence[str], stored: Mapping[str, Sequence[Any]], gateway: Process,
+    times: Sequence[tuple[float, str]],
 ) -> None:  # fmt: skip
     reached = Counter(seen)
     for name, attempt in asked.items():
@@ -76,16 +79,17 @@ def _check_calls(
         elif attempt.outcome in ("reset", "timeout") and not attempt.status and not reached[name]:  # it waited for the store, or met a stop
             found.figures["calls that reached no model"] = found.figures.get("calls that reached no model", 0) + 1
         else:
-            near = min((f"{kill - attempt.ended:+.2f} s before a kill" for kill, _ in gateway.kills if kill > attempt.ended), default="no kill later")
-            found.add("lost", f"{name}: {attempt.outcome} {attempt.status} of {attempt.ended - attempt.started:.2f} s, {near}")
+            after = max((at, fault) for at, fault in [(0.0, "no fault"), *times] if at <= attempt.ended)
+            told = f"{attempt.outcome} {attempt.status} of {attempt.ended - attempt.started:.2f} s, ended {attempt.ended - after[0]:.2f} s"
+            found.add("lost", f"{name}: {told} after the beginning of {after[1]!r}")
     for name, rows in stored.items():
         if len(rows) > 1:
             found.add("doubled", f"{name} is stored {len(rows)} times")
         if name not in asked:
             found.add("made up", f"{name} is stored and nobody sent it")
-    for name, times in reached.items():
-        if times > 1:
-            found.add("doubled", f"{name} came to the server {times} times")
+    for name, often in reached.items():
+        if often > 1:
+            found.add("doubled", f"{name} came to the server {often} times")
 
 
 def _young(attempt: Attempt, gateway: Process) -> bool:

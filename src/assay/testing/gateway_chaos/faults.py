@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ class Faults:
     names: tuple[str, ...] = tuple(FAULTS)
     happened: Counter[str] = field(default_factory=Counter)
     current: str = ""
+    times: list[tuple[float, str]] = field(default_factory=list)  # when each began
 
     def plan(self) -> list[str]:
         found: list[str] = []
@@ -54,6 +56,7 @@ class Faults:
             while self.done() < self.calls * (at + 0.5) / len(plan):
                 await asyncio.sleep(0.02)
             self.current = name
+            self.times.append((time.time(), name))
             await self._of(name)(rng)
             self.current = ""
             self.happened[name] += 1

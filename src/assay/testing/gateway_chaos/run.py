@@ -69,7 +69,10 @@ async def _chaos(settings: Settings, folder: Path, progress: Callable[[int], Non
         await gateway.stop()
         stats = json.loads(await asyncio.to_thread(_traces, "stats", database.url))
         with Store(database.url) as store:
-            found = await asyncio.to_thread(check, store, clients.attempts, clients.managed, gateway, folder / "server.log", settings.seed, stats)
+            log = folder / "server.log"
+            found = await asyncio.to_thread(
+                check, store, clients.attempts, clients.managed, gateway, log, settings.seed, stats, faults.times
+            )  # fmt: skip
         for problem in problems:
             found.add("counts", problem)
         await asyncio.to_thread(_check_closing, found, database.url)
