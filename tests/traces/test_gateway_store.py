@@ -131,11 +131,11 @@ def test_a_rollout_that_an_earlier_gateway_left_goes_on_behind_its_last_turn(sta
     assert [t.t for t in rollout.transitions] == [0, 1, 3, 4]
 
 
-def test_a_named_rollout_waits_for_what_an_earlier_gateway_left(stage: Stage) -> None:
-    stage.gateway.store.behind = True
+def test_a_named_rollout_waits_for_what_an_earlier_gateway_left(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Store, "behind", True)
     assert stage.chat("of a name", **{"x-assay-rollout": "mine"}) == 503  # it may be there: begun anew, its calls would be overwritten
     assert stage.chat("of none") == 200
-    stage.gateway.store.behind = False
+    monkeypatch.setattr(Store, "behind", False)
     assert stage.chat("of a name", **{"x-assay-rollout": "mine"}) == 200
 
 

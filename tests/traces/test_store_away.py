@@ -4,6 +4,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -225,6 +226,17 @@ from assay.traces import store as stores
 stores.Store._written = lambda *_, **__: os._exit(9)  # killed while it writes what was left
 stores.Store(sys.argv[1])
 """
+
+
+def test_rows_are_in_the_file_within_seconds_while_the_database_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, written = threading.Event(), Store._written
+    monkeypatch.setattr(Store, "_written", lambda *given, **named: answers.wait(20) and written(*given, **named))
+    with Store(tmp_path / "s.db") as store:
+        put(store, 600)
+        waited(store, 600)
+        answers.set()
+        store.flush()
+        assert (store.stats()["transitions"], store.waiting, files(tmp_path)) == (600, 0, [])
 
 
 def test_what_was_left_survives_a_kill_of_the_process_that_takes_it_up(tmp_path: Path) -> None:

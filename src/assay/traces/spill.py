@@ -7,7 +7,9 @@ database: it gives the rows back in the order they came.
 import os
 import secrets
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -32,24 +34,28 @@ class Spill:
         self.path = path.with_name(f"{path.name}.{time.time_ns():020d}-{secrets.token_hex(4)}{_ENDING}")
         self.most, self.rows = most, 0
         self._size = self._read = 0  # bytes written, and read back
+        self._sizes: deque[tuple[int, int]] = deque()  # bytes and rows of each batch
         self._file: BinaryIO | None = None
+        self._lock = threading.Lock()  # one thread puts batches, another one takes them
 
     def put(self, rows: Rows) -> bool:
         """Adds a batch; False where it does not fit, or the disk does not take it."""
         told = [(table, key, row) for table, of in rows.items() for key, row in of.items()]
         line = orjson.dumps(told) + b"\n"
-        if self._size + len(line) > self.most:
-            return False
-        try:
-            file = self._opened()
-            file.seek(self._size)  # over the half of a batch that a full disk took
-            view = memoryview(line)
-            while view:
-                view = view[file.write(view) :]
-        except OSError:
-            return False
-        self._size += len(line)
-        self.rows += len(told)
+        with self._lock:
+            if self._size + len(line) > self.most:
+                return False
+            try:
+                file = self._opened()
+                file.seek(self._size)  # over the half of a batch that a full disk took
+                view = memoryview(line)
+                while view:
+                    view = view[file.write(view) :]
+            except OSError:
+                return False
+            self._size += len(line)
+            self._sizes.append((len(line), len(told)))
+            self.rows += len(told)
         return True
 
     def _opened(self) -> BinaryIO:
@@ -63,25 +69,34 @@ class Spill:
                 file.close()
         return self._file
 
-    def batches(self) -> Iterator[Rows]:
-        """The batches in their order. One is gone when the next one is asked for."""
-        if self._file is None:
-            return
-        with open(self.path, "rb") as file:
-            file.seek(self._read)
-            while self._read < self._size and (line := file.readline()):
-                rows, count = _as_rows(line)
-                yield rows
-                self.rows, self._read = self.rows - count, file.tell()
-        _remove(self._file, self.path)
-        self._file = None
-        self._size = self._read = self.rows = 0
+    def first(self) -> Rows | None:
+        """The oldest batch; None where none waits."""
+        with self._lock:
+            if not self._sizes or self._file is None:
+                return None
+            self._file.seek(self._read)
+            line = b""
+            while len(line) < self._sizes[0][0] and (part := self._file.read(self._sizes[0][0] - len(line))):
+                line += part
+        return _as_rows(line)
+
+    def skip(self) -> None:
+        """The oldest batch is not needed any more. The file is removed with the last one."""
+        with self._lock:
+            if not self._sizes:
+                return
+            size, rows = self._sizes.popleft()
+            self._read, self.rows = self._read + size, self.rows - rows
+            if not self._sizes and self._file is not None:
+                _remove(self._file, self.path)
+                self._file, self._size, self._read = None, 0, 0
 
     def leave(self) -> None:
         """The process does not come back to it: the next one that opens the store may take it up."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
 
 
 def left_over(path: Path) -> Iterator[Iterator[Rows]]:
@@ -95,7 +110,7 @@ def left_over(path: Path) -> Iterator[Iterator[Rows]]:
 def _of_file(file: BinaryIO, path: Path) -> Iterator[Rows]:
     for line in file:
         if line.endswith(b"\n"):  # the last one may be half a batch
-            yield _as_rows(line)[0]
+            yield _as_rows(line)
     _remove(file, path)
 
 
@@ -131,9 +146,8 @@ def _is_at(file: BinaryIO, path: Path) -> bool:
         return False
 
 
-def _as_rows(line: bytes) -> tuple[Rows, int]:
+def _as_rows(line: bytes) -> Rows:
     rows: Rows = {}
-    told = orjson.loads(line)
-    for table, key, row in told:
+    for table, key, row in orjson.loads(line):
         rows.setdefault(table, {})[tuple(key) if isinstance(key, list) else key] = row
-    return rows, len(told)
+    return rows

@@ -2,7 +2,7 @@
 
 Writes go to one background thread that commits in batches, at least every quarter of a second; a rollout never
 waits for the disk. A killed process loses at most what was put in the last second, also while the database is locked or away: rows then wait in
-a file (`assay.traces.spill`).
+a file (`assay.traces.keeping`).
 """
 
 import hashlib
@@ -23,6 +23,7 @@ from assay.models.meter import Usage
 from assay.scrubbing import fields, know, known, message
 from assay.traces import counts, schema
 from assay.traces.changes import make_changes
+from assay.traces.keeping import Keeper
 from assay.traces.location import store_url
 from assay.traces.migration import bring_up_to_date, upsert
 from assay.traces.missed import NOTHING, Unrecorded
@@ -35,7 +36,7 @@ __all__ = ["Store", "check_url", "shown_url", "sqlite_pragmas", "store_url"]
 
 _LAST = "\U0010ffff"  # sorts behind every other character
 _SPILLED = 1 << 30  # bytes that may wait in a file while the database is away
-_PATIENCE_S = 0.3  # of tries before it counts as away, and rows go into the file: those of the last second alone may be lost by a kill
+_PATIENCE_S = 0.3  # of tries before it counts as away
 _RETRY_S = 0.5
 _CONNECT_S = 10
 _LOCKED_MS, _LOCKED_OTHERS_MS = 300, 30_000  # that the writer waits for another process's lock at once, and others
@@ -78,15 +79,13 @@ class Store:
         self.dropped = 0  # rows the database refused (a full disk); the run goes on and says so
         self.dropped_calls = 0  # transitions among them
         self._spill = Spill(self._spill_path(), _SPILLED)
-        self._in_hand = 0  # rows that are being written
         self._numbers = itertools.count()
-        self._tried = -_RETRY_S  # when the database was last asked while it was away
         self._error: Exception | None = None
         self._reported = 0
         self._upserts: dict[str, tuple[str, list[str] | None]] = {}
         self.engine = self._open()
         self._never_waits = False
-        self.behind = not self._take_left_over()
+        self._keeper = Keeper(self._spill, partial(self._written, patience_s=_PATIENCE_S), self._take_left_over, retry_s=_RETRY_S)
         self._writer = Writer(self._commit, away=self.behind)
 
     def __deepcopy__(self, memo: object) -> "Store":
@@ -199,7 +198,12 @@ class Store:
     @property
     def waiting(self) -> int:
         """Rows that are not in the database yet, about."""
-        return self._writer.waiting + self._in_hand + self._spill.rows
+        return self._writer.waiting + self._keeper.waiting
+
+    @property
+    def behind(self) -> bool:
+        """Whether what earlier processes left is not in the database yet."""
+        return self._keeper.behind
 
     def never_wait(self) -> None:
         """From now on rows that come while too many wait, in memory and in the file, are dropped and counted: putting one never takes long. Those
@@ -213,39 +217,9 @@ class Store:
         self._error = self._error or StoreError("too many rows waited for it")
 
     def _commit(self, rows: Rows) -> bool:
-        """Whether all that was put so far is in the database, or was refused by it. What waits because it is away is written first."""
+        """Whether all that was put so far is in the database, or was refused by it."""
         made = {table: {key: row for key, given in of.items() if (row := self._made(table, given)) is not None} for table, of in rows.items()}
-        made = {table: of for table, of in made.items() if of}
-        self._in_hand = sum(map(len, made.values()))
-        try:
-            return self._put_by(made)
-        finally:
-            self._in_hand = 0
-
-    def _put_by(self, made: Rows) -> bool:
-        """Writes rows, or puts them into the file; returns what `_commit` does."""
-        while self.behind or self._spill.rows:
-            if made and self._spill.put(made):  # at once: it is safe there, and what comes first is tried for a while
-                made, self._in_hand = {}, 0
-            if not self._drained() and not made:
-                return False
-            if made and (self.behind or self._spill.rows):
-                time.sleep(_RETRY_S)  # the file is full: these rows wait here, and those behind them in memory
-        while made and not self._written(made, patience_s=_PATIENCE_S):
-            if self._spill.put(made):
-                return False
-        return True
-
-    def _drained(self) -> bool:
-        """Whether nothing waits in files any more. The database is not asked more often than every half second."""
-        if time.monotonic() - self._tried < _RETRY_S:
-            return False
-        self.behind = self.behind and not self._take_left_over()
-        for batch in self._spill.batches() if not self.behind else ():
-            if not self._written(batch, patience_s=0.0):
-                break
-        self._tried = time.monotonic()
-        return not self.behind and not self._spill.rows
+        return self._keeper.commit({table: of for table, of in made.items() if of})
 
     def _written(self, rows: Rows, *, patience_s: float) -> bool:
         """All rows in one transaction; where the database refuses it, row by row, so that one bad row costs only itself. False: it is away."""
@@ -266,8 +240,7 @@ class Store:
         return Path(".assay", "spill", hashlib.sha256(self.url.encode()).hexdigest()[:16]).absolute()
 
     def _take_left_over(self) -> bool:
-        """Writes what processes that are gone could not; False where the database is away. It comes before all that is put here: a row that was
-        put later must not be replaced by an older one."""
+        """Writes what processes that are gone could not; False where the database is away."""
         for batches in left_over(self._spill_path()):
             for batch in batches:
                 if not self._written(batch, patience_s=0.0):

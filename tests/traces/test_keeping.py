@@ -1,0 +1,100 @@
+"""Batches that a database does not take at once: within a second they are in a file, and each is written in its turn."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from assay.traces.keeping import Keeper
+from assay.traces.spill import Spill, left_over
+from assay.traces.writer import Rows
+
+
+class Database:
+    """Takes what it is given where `free` is set, and waits until then; or is away."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+        self.free, self.away = threading.Event(), False
+
+    def write(self, rows: Rows) -> bool:
+        self.free.wait(20)
+        self.taken += [] if self.away else [row["n"] for row in rows["t"].values()]
+        return not self.away
+
+
+@pytest.fixture
+def spill(tmp_path: Path) -> Iterator[Spill]:
+    found = Spill(tmp_path / "s.db", 1 << 20)
+    yield found
+    found.leave()
+
+
+def batch(*numbers: int) -> Rows:
+    return {"t": {number: {"n": number} for number in numbers}}
+
+
+def in_files(spill: Spill, folder: Path) -> list[int]:
+    """What another process would find, were this one killed now."""
+    spill.leave()
+    return [row["n"] for rows in left_over(folder / "s.db") for part in rows for row in part["t"].values()]
+
+
+def until_written(keeper: Keeper) -> None:
+    for _ in range(100):
+        if keeper.commit({}):
+            return
+        time.sleep(0.05)
+    raise AssertionError("not written")
+
+
+def test_a_batch_that_hangs_and_those_behind_it_are_in_the_file_within_a_second(tmp_path: Path, spill: Spill) -> None:
+    database = Database()
+    keeper = Keeper(spill, database.write, lambda: True, retry_s=0.01)
+    clock = time.perf_counter()
+    assert not keeper.commit(batch(1, 2))
+    assert not keeper.commit(batch(3))
+    assert time.perf_counter() - clock < 2
+    assert keeper.waiting == 3
+    assert in_files(spill, tmp_path) == [1, 2, 3]
+    database.free.set()
+
+
+def test_a_batch_that_was_slow_is_written_once_and_in_its_turn(spill: Spill) -> None:
+    database = Database()
+    keeper = Keeper(spill, database.write, lambda: True, retry_s=0.01)
+    keeper.commit(batch(1, 2))
+    keeper.commit(batch(3))
+    database.free.set()
+    until_written(keeper)
+    assert keeper.commit(batch(4))
+    assert database.taken == [1, 2, 3, 4]
+    assert (keeper.waiting, spill.path.exists()) == (0, False)
+
+
+def test_rows_that_come_while_the_file_is_written_back_go_into_it(tmp_path: Path, spill: Spill) -> None:
+    database = Database()
+    database.away = True
+    database.free.set()
+    keeper = Keeper(spill, database.write, lambda: True, retry_s=0.01)
+    for number in range(5):
+        assert not keeper.commit(batch(number))
+    database.away = False
+    database.free.clear()  # it is back, and slow
+    time.sleep(0.05)
+    clock = time.perf_counter()
+    assert not keeper.commit(batch(5))
+    assert time.perf_counter() - clock < 1
+    assert in_files(spill, tmp_path) == [0, 1, 2, 3, 4, 5]
+    database.free.set()
+
+
+def test_a_batch_for_which_the_file_has_no_room_waits_until_those_before_it_are_written(tmp_path: Path) -> None:
+    database = Database()
+    keeper = Keeper(Spill(tmp_path / "s.db", 40), database.write, lambda: True, retry_s=0.01)
+    assert not keeper.commit(batch(1))
+    threading.Timer(0.5, database.free.set).start()
+    assert keeper.commit(batch(2, 3, 4, 5, 6))
+    assert database.taken == [1, 2, 3, 4, 5, 6]
