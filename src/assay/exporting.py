@@ -176,7 +176,7 @@ def collect(
 ) -> CollectReport:
     """`n` scored rollouts of each task of a split, in groups, into the store.
 
-    The response cache keeps the rollouts of a task apart, so a seeded run replays. `resume` goes on with an unfinished run: what it
+    The response cache keeps the rollouts of a task apart, so a seeded run replays. `resume` continues an unfinished run: what it
     had finished is not run again.
 
     Args:

@@ -74,14 +74,14 @@ def improve(
     version so far; the report's `stopped` says so, and `resume` with a higher cap continues.
 
     Args:
-        program: a name or an artifact's path; its own model goes on from where it was.
+        program: a name or an artifact's path; its own model is trained further.
         name: of this improvement: its adapters are NAME-1, NAME-2, and so on. Run it again under another name as data arrives.
         order: steps out of `prompts` (compile), `sft` (collect on train, export the good rollouts that the store has of this program, warm up) and
             `grpo` (policy gradient on train).
         rollouts: of each task that `sft` collects.
         sft, grpo: settings of the two, by field of `SFTConfig` and `PolicyConfig`.
         retain, watch: guards of `grpo`, as in `assay.train`: what must not be forgotten, and a rubric that only looks on.
-        resume: goes on with this name's unfinished improvement: finished steps are not run again.
+        resume: continues this name's unfinished improvement: finished steps are not run again.
         options: the fields of `RunConfig`; the caps are of all steps together.
     Raises:
         ConfigError: an unknown step, an adapter of this name, or nothing to resume.

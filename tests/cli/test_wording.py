@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -117,3 +118,23 @@ def test_a_folder_that_is_not_there_is_said_so(place: Path) -> None:
 def test_items_whose_raters_disagree_are_in_the_confusion_table() -> None:
     table = _confusion({"labels": ["no", "yes"], "verdicts_by_people": [[0.5, 0.5], [0, 1.333]]})
     assert [list(column.cells) for column in table.columns] == [["no", "yes"], ["0.5", "0"], ["0.5", "1.333"]]
+
+
+def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    if isinstance(command, click.Group):
+        for name in command.list_commands(click.Context(command)):
+            yield from _commands(command.get_command(click.Context(command), name), (*path, name))
+    else:
+        yield path, command
+
+
+def test_help_texts_are_sentences_that_stand_alone() -> None:
+    """`Of a policy.` or `At most.` says nothing to somebody who reads the option alone."""
+    unclear = re.compile(r"^(Of|At most|Beyond|Beside|As)\b|\b(goes? on with|gone on with|held to|shall have|Most \w+ taken)\b")
+    found = [
+        (" ".join(path), option.opts[0], option.help)
+        for path, command in _commands(group)
+        for option in command.params
+        if isinstance(option, click.Option) and unclear.search(option.help or "")
+    ]
+    assert found == []

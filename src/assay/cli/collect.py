@@ -28,10 +28,16 @@ __all__ = ["command"]
 @run_options
 @click.option("-n", "--n", type=click.IntRange(1), default=8, show_default=True, help="Rollouts of each task.")
 @click.option("--split", type=click.Choice(["train", "val"]), default="train", show_default=True)
-@click.option("--size", type=click.IntRange(1), help="Most tasks taken of the split.")
-@click.option("--temperatures", metavar="T,T…", help="Temperatures that a task's rollouts take in turn.")
-@click.option("--over", multiple=True, metavar="NAME=V,V…", help="Agent parameters that a task's rollouts take in turn, value by value.")
-@click.option("--untruncated", is_flag=True, help="Let an embedded model sample from its whole distribution, for a policy gradient on the export.")
+@click.option("--size", type=click.IntRange(1), help="Largest number of tasks taken from the split.")
+@click.option("--temperatures", metavar="T,T…", help="Temperatures to cycle through over the rollouts of a task.")
+@click.option(
+    "--over", multiple=True, metavar="NAME=V,V…", help="Values of an agent parameter to cycle through over the rollouts of a task; repeatable."
+)
+@click.option(
+    "--untruncated",
+    is_flag=True,
+    help="Sample from an embedded model's whole distribution (no top-k or top-p), as a policy gradient on the export needs.",
+)
 @executor_option()
 def command(program: str, **values: Any) -> None:
     """Run PROGRAM (a name or an artifact's folder) n times on each task, score every run, and keep them as groups in the store."""

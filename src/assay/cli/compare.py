@@ -14,10 +14,16 @@ __all__ = ["command"]
 @click.argument("a")
 @click.argument("b")
 @run_options
-@click.option("--split", type=click.Choice(["train", "val", "gate", "test"]), default="val", show_default=True, help="test opens the sealed split.")
-@click.option("--size", type=click.IntRange(1), help="Most tasks taken of the split.")
+@click.option(
+    "--split",
+    type=click.Choice(["train", "val", "gate", "test"]),
+    default="val",
+    show_default=True,
+    help="Split to score; test is sealed, and each opening is counted.",
+)
+@click.option("--size", type=click.IntRange(1), help="Largest number of tasks taken from the split.")
 def command(a: str, b: str, **values: Any) -> None:
-    """Score A and B (programs' names or artifacts' folders) on the same tasks; the gain is B minus A, with an interval."""
+    """Score A and B (programs' names or artifacts' folders) on the same tasks. The gain is the score of B minus that of A, with a 95 % interval."""
     from assay.comparing import compare
 
     as_json, store, split, size, _ = keep(values, "as_json", "store", "split", "size", "resume")

@@ -43,14 +43,14 @@ __all__ = ["command"]
 @click.option("--reflection-model", help="Model that proposes instructions; by default the program's.")
 @reflection_endpoint
 @click.option("--optimizer-set", multiple=True, metavar="NAME=VALUE", help="A setting of the optimizer, e.g. max_metric_calls=400 of gepa.")
-@click.option("--max-search-calls", type=int, help="Most LM calls of the search; 300 for auto.")
-@click.option("--threshold", type=float, default=0.8, show_default=True, help="Score from which a run is a success to learn from.")
-@click.option("--demos", type=int, default=16, show_default=True, help="Most demonstrations that a predictor shows; auto also tries fewer.")
-@click.option("--train-size", type=int, help="Most tasks taken of train.")
-@click.option("--val-size", type=int, help="Most tasks taken of val.")
-@click.option("--gate-size", type=int, help="Most tasks taken of gate.")
-@click.option("--test-size", type=int, help="Most tasks taken of test.")
-@click.option("--out", help="Folder of the artifact.")
+@click.option("--max-search-calls", type=int, help="Cap on the LM calls of the search; 300 by default for auto.")
+@click.option("--threshold", type=float, default=0.8, show_default=True, help="Lowest score at which a run counts as a success to learn from.")
+@click.option("--demos", type=int, default=16, show_default=True, help="Largest number of demonstrations per predictor; auto also tries fewer.")
+@click.option("--train-size", type=int, help="Largest number of train tasks.")
+@click.option("--val-size", type=int, help="Largest number of val tasks.")
+@click.option("--gate-size", type=int, help="Largest number of gate tasks.")
+@click.option("--test-size", type=int, help="Largest number of test tasks.")
+@click.option("--out", help="Folder to write the artifact to.")
 def command(program: str, **values: Any) -> None:
     """Compile PROGRAM's prompts against a rubric, and report it on a sealed test split.
 

@@ -26,13 +26,19 @@ __all__ = ["command"]
 @click.command("evaluate")
 @click.argument("program")
 @run_options
-@click.option("--split", type=click.Choice(["train", "val", "gate", "test"]), default="val", show_default=True, help="test opens the sealed split.")
+@click.option(
+    "--split",
+    type=click.Choice(["train", "val", "gate", "test"]),
+    default="val",
+    show_default=True,
+    help="Split to score; test is sealed, and each opening is counted.",
+)
 @click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Runs of each task; its score is their mean.")
-@click.option("--fail-under", type=click.FloatRange(0, 1), metavar="SCORE", help="Exit with 1 where the score is below this, or missing: for CI.")
+@click.option("--fail-under", type=click.FloatRange(0, 1), metavar="SCORE", help="Exit with code 1 if the score is below this or missing (for CI).")
 @executor_option()
-@click.option("--size", type=int, help="Most tasks taken of the split.")
+@click.option("--size", type=int, help="Largest number of tasks taken from the split.")
 def command(program: str, **values: Any) -> None:
-    """Score PROGRAM (a program's name or an artifact's folder) with an interval, per criterion and task type."""
+    """Score PROGRAM (a program's name or an artifact's folder), with a 95 % interval, by criterion and by task type."""
     from assay import api
     from assay.errors import ModelError
 

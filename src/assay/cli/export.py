@@ -13,50 +13,56 @@ __all__ = ["command"]
 
 @click.group("export")
 def command() -> None:
-    """Training data from the store, behind gates: what fails them is not written unless told to.
+    """Write training data from the store. An export that fails the gate of cleanliness or privacy is not written.
 
-    Rollouts of the gate and test splits are never exported, nor others with their inputs.
+    Rollouts of the gate and test splits are never exported, nor other rollouts with the same inputs.
     """
 
 
 def _options(function: Callable[..., Any]) -> Callable[..., Any]:
     options = [
-        click.option("--out", required=True, metavar="DIR", help="A new folder."),
+        click.option("--out", required=True, metavar="DIR", help="Folder to write; it must not exist."),
         click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE."),
-        click.option("--run", "runs", multiple=True, help="Only of this run; repeatable, as the next four."),
-        click.option("--program", "programs", multiple=True, help="Only of this program, by its whole name (assay traces list)."),
-        click.option("--task-type", "task_types", multiple=True, help="Only of this task type."),
-        click.option("--source", "sources", multiple=True, help="Only of this source: program, gateway, otlp, …"),
-        click.option("--tenant", "tenants", multiple=True, help="A tenant whose rollouts may be used; those of others never are."),
+        click.option("--run", "runs", multiple=True, help="Only rollouts of this run; repeatable, as are the next four."),
+        click.option("--program", "programs", multiple=True, help="Only rollouts of this program, by its full name as in assay traces list."),
+        click.option("--task-type", "task_types", multiple=True, help="Only rollouts of this task type."),
+        click.option("--source", "sources", multiple=True, help="Only rollouts of this source: program, gateway, otlp, …"),
+        click.option("--tenant", "tenants", multiple=True, help="Tenant whose rollouts may be exported; those of other tenants never are."),
         click.option("--require-consent", is_flag=True, help="Only rollouts with a consent on record."),
-        click.option("--rated", is_flag=True, help="Only rollouts that a person has rated."),
-        click.option("--min-transitions", type=click.IntRange(0), default=5000, show_default=True, help="Gate; 0 switches it off."),
+        click.option("--rated", is_flag=True, help="Only rollouts with a human rating."),
+        click.option(
+            "--min-transitions", type=click.IntRange(0), default=5000, show_default=True, help="Gate: number of transitions; 0 switches it off."
+        ),
         click.option("--min-clean", type=click.FloatRange(0, 1), default=0.95, show_default=True, help="Gate: share of clean transitions."),
-        click.option("--min-task-types", type=click.IntRange(0), default=5, show_default=True, help="Gate."),
-        click.option("--gated", is_flag=True, help="Stop also where there are too few transitions or task types; by default they warn."),
+        click.option("--min-task-types", type=click.IntRange(0), default=5, show_default=True, help="Gate: number of task types; 0 switches it off."),
+        click.option("--gated", is_flag=True, help="Enforce all gates; by default too few transitions or task types only warn."),
         click.option(
             "--privacy",
             type=click.Choice(["auto", "patterns", "names", "presidio", "off"]),
             default="auto",
             show_default=True,
-            help="auto: names too where assay[privacy] is installed. names: required, else nothing is written.",
+            help="Personal data to replace. auto: names too where assay[privacy] is installed; names: or nothing is written.",
         ),
         click.option(
-            "--privacy-key", metavar="FILE", help="Key of the surrogates, kept apart from the export: the same in every export, reversible."
+            "--privacy-key",
+            metavar="FILE",
+            help="Key file of the replacements, kept outside of the export: the same in every export, and reversible.",
         ),
         click.option("--balance", type=click.Choice(["none", "down", "over", "temperature"]), default="none", show_default=True),
         click.option("--by", "by", default="task_type", show_default=True, metavar="A,B", help="Balance by task_type, difficulty, outcome."),
         click.option("--balance-temperature", type=click.FloatRange(0, 1), default=0.5, show_default=True),
-        click.option("--most-copies", type=click.IntRange(1), default=3, show_default=True, help="Of a rollout, with --balance over."),
+        click.option("--most-copies", type=click.IntRange(1), default=3, show_default=True, help="Most copies of a rollout, with --balance over."),
         click.option("--seed", type=click.IntRange(0), default=0, show_default=True),
-        click.option("--licence", default="not stated", show_default=True, help="Of the data, for the manifest."),
+        click.option("--licence", default="not stated", show_default=True, help="Licence of the data, written into the manifest."),
         trust_option(),
         json_option(),
     ]
     return with_options(function, options)
 
 
-_quality = click.option("--min-quality", type=click.FloatRange(0, 1), default=0.8, show_default=True, help="Least rating or score that is good.")
+_quality = click.option(
+    "--min-quality", type=click.FloatRange(0, 1), default=0.8, show_default=True, help="Lowest rating or score that counts as good."
+)
 
 
 def _target(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,14 +92,14 @@ def _credit(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--returns", type=click.Choice(["to_go", "episode", "step", "uniform"]), default="to_go", show_default=True),
         click.option("--discount", type=click.FloatRange(0, 1), default=1.0, show_default=True),
-        click.option("--step-weight", type=float, default=1.0, show_default=True, help="Of step rewards."),
-        click.option("--outcome-weight", type=float, default=1.0, show_default=True, help="Of the score."),
+        click.option("--step-weight", type=float, default=1.0, show_default=True, help="Weight of step rewards in the return."),
+        click.option("--outcome-weight", type=float, default=1.0, show_default=True, help="Weight of the score in the return."),
         click.option(
             "--outcome",
             type=click.Choice(["score", "human"]),
             default="human",
             show_default=True,
-            help="human: a person's rating where there is one.",
+            help="human: the human rating where there is one, else the score.",
         ),
     ]
     return with_options(function, options)
@@ -103,10 +109,10 @@ def _credit(function: Callable[..., Any]) -> Callable[..., Any]:
 @_options
 @_target
 @_quality
-@click.option("--whole", is_flag=True, help="One row a conversation, as messages.")
+@click.option("--whole", is_flag=True, help="Write one row per conversation, as messages, instead of one per LM call.")
 @click.option("--without-demos", is_flag=True, help="Leave out the demonstrations that a compiled program showed: the model learns to do without.")
 def sft(**values: Any) -> None:
-    """Prompts and completions of good rollouts, one row an LM call."""
+    """Prompts and completions of good rollouts, one row per LM call."""
     values["demos"] = not values.pop("without_demos")
     _export("sft", values)
 
@@ -115,7 +121,13 @@ def sft(**values: Any) -> None:
 @_options
 @_target
 @click.option("--rubric", required=True, metavar="R", help="A rubric's name or YAML file, by which completions are scored.")
-@click.option("--call", type=click.Choice(["last", "first", "all"]), default="last", show_default=True, help="Which call the policy is to make.")
+@click.option(
+    "--call",
+    type=click.Choice(["last", "first", "all"]),
+    default="last",
+    show_default=True,
+    help="Which LM call of a rollout the policy is trained to make.",
+)
 def grpo(**values: Any) -> None:
     """Prompts, the columns that the rubric reads, and the rubric as a reward module for plain `trl grpo`."""
     _export("grpo", values)
@@ -126,7 +138,9 @@ def grpo(**values: Any) -> None:
 @_target
 @_quality
 @_credit
-@click.option("--margin", type=click.FloatRange(0), default=0.1, show_default=True, help="Least difference of the two returns.")
+@click.option(
+    "--margin", type=click.FloatRange(0), default=0.1, show_default=True, help="Smallest difference between the returns of the two answers."
+)
 @click.option("--unpaired", is_flag=True, help="Rows for KTO: each completion with a label.")
 def preferences(**values: Any) -> None:
     """Pairs of answers to the same prompt, from groups, for DPO (or --unpaired for KTO)."""
@@ -138,7 +152,7 @@ def preferences(**values: Any) -> None:
 @_quality
 @_credit
 @click.option("--advantage", type=click.Choice(["group", "batch", "none"]), default="group", show_default=True)
-@click.option("--by-outcome", is_flag=True, help="Good and other rollouts of a group are groups of their own.")
+@click.option("--by-outcome", is_flag=True, help="Compute advantages separately for the good and the other rollouts of a group.")
 def transitions(**values: Any) -> None:
     """Every LM call with token ids, logprobs, reward, return and advantage, as JSON lines and Parquet."""
     _export("transitions", values)

@@ -30,19 +30,19 @@ _ORDER = "prompts,sft,prompts"
 @run_options
 @decision_options
 @token_margin_option()
-@click.option("--name", required=True, help="Of this improvement; its adapters are NAME-1, NAME-2, …")
-@click.option("--order", default=_ORDER, show_default=True, help="Steps out of prompts, sft and grpo, in order.")
-@click.option("--rollouts", type=click.IntRange(1), default=2, show_default=True, help="Of each train task that sft collects.")
+@click.option("--name", required=True, help="Name of this improvement; its adapters are called NAME-1, NAME-2, …")
+@click.option("--order", default=_ORDER, show_default=True, help="Comma-separated steps in order: prompts, sft, grpo.")
+@click.option("--rollouts", type=click.IntRange(1), default=2, show_default=True, help="Rollouts that sft collects of each train task.")
 @click.option("--sft", multiple=True, metavar="NAME=VALUE", help="A setting of sft, by its flag in `assay train sft`: epochs=2.")
 @click.option("--grpo", multiple=True, metavar="NAME=VALUE", help="A setting of grpo, by its flag in `assay train grpo`: steps=12, beta=0.")
-@click.option("--retain", multiple=True, metavar="PROGRAM,RUBRIC,DATA", help="What grpo must not forget.")
-@click.option("--watch", metavar="R", help="A second rubric that scores the rollouts of grpo and is not trained on.")
-@click.option("--max-search-calls", type=click.IntRange(1), help="Most LM calls of each search; 300 by default.")
-@click.option("--train-size", type=click.IntRange(1), help="Most tasks taken of train.")
-@click.option("--val-size", type=click.IntRange(1), help="Most tasks taken of val.")
-@click.option("--gate-size", type=click.IntRange(1), help="Most tasks taken of gate.")
-@click.option("--test-size", type=click.IntRange(1), help="Most tasks taken of test.")
-@click.option("--out", help="Folder of the artifact.")
+@click.option("--retain", multiple=True, metavar="PROGRAM,RUBRIC,DATA", help="Retention task: a program whose score grpo must not lower.")
+@click.option("--watch", metavar="R", help="Monitor rubric: scores the rollouts of grpo and is not trained on.")
+@click.option("--max-search-calls", type=click.IntRange(1), help="Cap on the LM calls of each search; 300 by default.")
+@click.option("--train-size", type=click.IntRange(1), help="Largest number of train tasks.")
+@click.option("--val-size", type=click.IntRange(1), help="Largest number of val tasks.")
+@click.option("--gate-size", type=click.IntRange(1), help="Largest number of gate tasks.")
+@click.option("--test-size", type=click.IntRange(1), help="Largest number of test tasks.")
+@click.option("--out", help="Folder to write the artifact to.")
 def command(program: str, **values: Any) -> None:
     """Improve PROGRAM: prompts, then weights, then prompts again.
 

@@ -26,7 +26,7 @@ from assay.compilereport import dollars
 
 __all__ = ["COMMANDS"]
 
-_no_cache = click.option("--no-cache", is_flag=True, help="Do not read or keep responses on disk.")
+_no_cache = click.option("--no-cache", is_flag=True, help="Do not read or write the response cache.")
 _store = click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE.")
 
 
@@ -36,7 +36,7 @@ def _model_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--model", help="The model that judges; by default that of a compiled judge, else embedded/smollm2-135m."),
         *endpoint_options("--model"),
         click.option("--seed", type=int, default=0, show_default=True),
-        click.option("--threads", type=int, help="Verdicts at once; by default what the model's engine gains from."),
+        click.option("--threads", type=int, help="Number of concurrent verdicts; by default what suits the model's engine."),
         task_timeout_option(),
         click.option("--max-calls", type=int, help="Stop after so many LM calls."),
         click.option("--max-tokens", type=int, help="Stop after so many tokens."),
@@ -136,7 +136,7 @@ def _show_audit(data: dict[str, Any]) -> None:
 )
 @click.option("--out", metavar="FILE", help="A .jsonl file for one verdict an item.")
 @click.option("--rename", multiple=True, metavar="COLUMN=NAME", help="Rename a column of the data.")
-@click.option("--resume", is_flag=True, help="Go on with this job's unfinished run.")
+@click.option("--resume", is_flag=True, help="Continue this job's unfinished run.")
 @_scale
 @_no_cache
 @_model_options
@@ -247,7 +247,7 @@ def _show_drift(data: dict[str, Any]) -> None:
 @click.option("--task", "task_id", help="Only rollouts of this task.")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Most outputs to ask about.")
 @click.option("--rationale", is_flag=True, help="Ask for a reason as well; optimizers that reflect read it.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the order.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the order in which rollouts are shown.")
 @_scale
 @_store
 @trust_option()

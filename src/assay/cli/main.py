@@ -15,20 +15,20 @@ __all__ = ["main"]
 
 _COMMANDS = {
     "collect": "Collect groups of scored rollouts.",
-    "compare": "Two programs or artifacts, paired, task by task.",
+    "compare": "Compare two programs or artifacts, paired, task by task.",
     "compile": "Compile a program's prompts against a rubric.",
     "evaluate": "Score a program or an artifact.",
-    "export": "Training data behind gates: sft, grpo, preferences, transitions.",
-    "improve": "Prompts and weights in turn, each step kept where the gate favours it.",
+    "export": "Write training data, checked by gates: sft, grpo, preferences, transitions.",
+    "improve": "Alternate prompt compilation and weight training; keep a step only if it passes the gate.",
     "judge": "Calibrate, audit and use judges.",
     "models": "List and fetch language models.",
-    "run": "One prediction of a program or an artifact.",
+    "run": "Run a program or an artifact on one input, or on a file of inputs.",
     "runs": "List and inspect runs.",
-    "serve": "A gateway that records any agent: OpenAI, Responses, Anthropic.",
-    "traces": "Look at what happened.",
+    "serve": "Start a gateway that records agents which use the OpenAI, Anthropic or Gemini APIs.",
+    "traces": "List, inspect, score and import recorded rollouts.",
     "train": "Train weights on exported traces.",
-    "trust": "Which artifacts of others may run their code.",
-    "tune": "Search an agent's five parameters.",
+    "trust": "List and change which artifacts of others may run their code.",
+    "tune": "Search the five agent parameters.",
 }
 
 

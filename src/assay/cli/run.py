@@ -20,8 +20,8 @@ __all__ = ["command"]
 @click.command("run")
 @click.argument("program")
 @click.argument("inputs", nargs=-1)
-@click.option("--file", "file", metavar="FILE", help="Many inputs: a .jsonl, .csv or .parquet file; - for JSON lines on standard input.")
-@click.option("--out", metavar="FILE", help="Where the predictions of --file go, as JSON lines; by default standard output.")
+@click.option("--file", "file", metavar="FILE", help="File of inputs: a .jsonl, .csv or .parquet file; - for JSON lines on standard input.")
+@click.option("--out", metavar="FILE", help="File for the predictions of --file, as JSON lines; by default standard output.")
 @click.option("--rename", multiple=True, metavar="COLUMN=NAME", help="Rename a column of --file.")
 @click.option("--model", help="Language model; by default the one the artifact was compiled for.")
 @program_endpoint
@@ -30,7 +30,7 @@ __all__ = ["command"]
 @trust_option()
 @json_option()
 def command(program: str, inputs: tuple[str, ...], file: str | None, out: str | None, as_json: bool, **options: Any) -> None:
-    """Predictions of PROGRAM (an artifact's folder or a program's name); recorded.
+    """Run PROGRAM (an artifact's folder or a program's name) and record its calls.
 
     One on INPUTS, each NAME=VALUE, or one for each row of --file; columns that are no input of the program are left out, except that a
     row's `id` is part of its prediction. A row that fails becomes an object with `error` and its `line`, and the exit code is 1.

@@ -21,25 +21,25 @@ _FLUSH_S, _AGAIN_S = 25.0, 2.0  # that the end waits for a store that is away; w
 
 
 @click.command("serve")
-@click.option("--model", metavar="NAME", help="What answers: embedded/smollm2-135m, or any of litellm's names; with --upstream the server's own.")
+@click.option("--model", metavar="NAME", help="Model that answers: embedded/NAME or a litellm name; with --upstream the server's own name.")
 @click.option("--upstream", metavar="URL", help="A server that speaks OpenAI chat completions (vLLM, llama.cpp, a provider).")
 @click.option(
     "--upstream-key", envvar="ASSAY_UPSTREAM_KEY", help="Key of the upstream, or $ASSAY_UPSTREAM_KEY; by default callers' own are passed on."
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Beyond loopback it wants a --key.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8321, show_default=True, help="0 takes a free one.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to bind; non-loopback addresses require --key.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8321, show_default=True, help="Port to bind; 0 takes a free one.")
 @click.option(
     "--key",
     envvar="ASSAY_KEY",
-    help="What callers must send, or $ASSAY_KEY. Without it calls need none, and one is printed for rewards, feedback, the model and the counts.",
+    help="Key that callers must send, or $ASSAY_KEY. Without it calls need none; one is made and printed for rewards, feedback, model and counts.",
 )
-@click.option("--allow-host", multiple=True, metavar="NAME", help="A name that this gateway is reached by, beside addresses and localhost.")
-@click.option("--idle-s", type=click.FloatRange(0.1), default=600.0, show_default=True, help="A rollout without a call for so long ends.")
+@click.option("--allow-host", multiple=True, metavar="NAME", help="Further host name under which this gateway is reached.")
+@click.option("--idle-s", type=click.FloatRange(0.1), default=600.0, show_default=True, help="Seconds without a call after which a rollout ends.")
 @click.option("--max-body-mb", type=click.IntRange(1), default=10, show_default=True)
 @click.option(
     "--max-connections",
     type=click.IntRange(1),
-    help="Connections at once; others wait. By default a third of the descriptors (ulimit -n), at most 2000.",
+    help="Largest number of concurrent connections; others wait. By default a third of the descriptors (ulimit -n), at most 2000.",
 )
 @click.option(
     "--connection-idle-s",
@@ -53,17 +53,17 @@ _FLUSH_S, _AGAIN_S = 25.0, 2.0  # that the end waits for a store that is away; w
     type=click.FloatRange(0.1),
     default=60.0,
     show_default=True,
-    help="Seconds in which a request's body must come, and 1 more for each 64 KiB.",
+    help="Seconds in which a request's body must arrive, plus 1 for each 64 KiB.",
 )
 @click.option(
     "--upstream-idle-s",
     type=click.FloatRange(0.1),
     default=600.0,
     show_default=True,
-    help="Seconds after which a call fails whose upstream sends nothing, or whose caller takes nothing of its answer.",
+    help="Seconds after which a call fails if the upstream sends nothing or the caller reads nothing.",
 )
 @click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE.")
-@click.option("--json", "as_json", is_flag=True, help="The address, and at the end the audit, as JSON lines on standard output.")
+@click.option("--json", "as_json", is_flag=True, help="Print the address, and at the end the counts, as JSON lines.")
 def command(**values: Any) -> None:
     """Record any agent that speaks OpenAI chat completions, Responses, Anthropic messages or Gemini: set its base URL to this gateway.
 

@@ -190,7 +190,7 @@ def _stats_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
 @click.argument("rollout_id", required=False)
 @click.argument("rating", type=float, required=False)
 @click.option("--run", "run_id", help="Walk through the rollouts of this run that nobody rated.")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="At most so many in one walk.")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Largest number of rollouts to rate in this session.")
 @_store
 @_json
 def rate(rollout_id: str | None, rating: float | None, run_id: str | None, limit: int, store: str | None, as_json: bool) -> None:

@@ -37,43 +37,50 @@ def _judge_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.group("train")
 def command() -> None:
-    """Train weights on exported traces: an adapter that is served at once."""
+    """Train a LoRA adapter on exported traces, or on rollouts of a program."""
 
 
 @command.command("sft")
 @click.argument("export", type=click.Path())
 @click.option("--name", required=True, help="The adapter's name; it is served as MODEL+NAME.")
 @click.option(
-    "--model", default="embedded/smollm2-135m", show_default=True, help="What is trained; adapters in its name are merged before. Or a hub model."
+    "--model",
+    default="embedded/smollm2-135m",
+    show_default=True,
+    help="Model to train, embedded or of the hub; adapters in its name are merged first.",
 )
 @click.option("--min-quality", type=click.FloatRange(0, 1), default=0.8, show_default=True)
-@click.option("--epochs", type=click.IntRange(1), default=3, show_default=True, help="At most.")
+@click.option("--epochs", type=click.IntRange(1), default=3, show_default=True, help="Largest number of epochs.")
 @click.option("--learning-rate", type=float, default=2e-4, show_default=True)
-@click.option("--batch", type=click.IntRange(1), default=8, show_default=True, help="Rows an optimizer step.")
-@click.option("--rank", type=click.IntRange(1), default=16, show_default=True, help="Of the LoRA matrices.")
-@click.option("--max-length", type=click.IntRange(16), default=2048, show_default=True, help="Tokens; longer rows are left out.")
-@click.option("--held-out", type=click.FloatRange(0, 0.5), default=0.1, show_default=True, help="Share of the tasks that says when to stop.")
-@click.option("--patience", type=click.IntRange(1), default=2, show_default=True, help="Evaluations without a lower held-out loss.")
+@click.option("--batch", type=click.IntRange(1), default=8, show_default=True, help="Rows per optimizer step.")
+@click.option("--rank", type=click.IntRange(1), default=16, show_default=True, help="Rank of the LoRA matrices.")
+@click.option("--max-length", type=click.IntRange(16), default=2048, show_default=True, help="Tokens of a row; longer rows are left out.")
+@click.option("--held-out", type=click.FloatRange(0, 0.5), default=0.1, show_default=True, help="Share of the tasks held out for early stopping.")
+@click.option(
+    "--patience", type=click.IntRange(1), default=2, show_default=True, help="Evaluations without a lower held-out loss after which training stops."
+)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--report-to", default="none", show_default=True, help="tensorboard, trackio, wandb.")
-@click.option("--resume", is_flag=True, help="Go on from the last checkpoint.")
-@click.option("--program", help="A program to run on sealed tasks before and after; with --rubric and --data.")
-@click.option("--rubric", metavar="R", help="What the program is scored by.")
-@click.option("--data", metavar="D", help="The program's tasks.")
-@click.option("--adapter", type=click.Choice(["json", "lean", "chat"]), help="How the program's fields become messages.")
+@click.option("--report-to", default="none", show_default=True, help="Where to report the curves: tensorboard, trackio or wandb.")
+@click.option("--resume", is_flag=True, help="Continue from the last checkpoint.")
+@click.option("--program", help="Program to score on sealed tasks before and after training; needs --rubric and --data.")
+@click.option("--rubric", metavar="R", help="Rubric that scores the program.")
+@click.option("--data", metavar="D", help="Tasks of the program.")
+@click.option("--adapter", type=click.Choice(["json", "lean", "chat"]), help="How the program's fields become messages (prompt format).")
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="An agent parameter of the program, e.g. max_steps=4.")
 @_judge_options
 @click.option("--salt", help="Salt of the program's splits.")
-@click.option("--test-size", type=click.IntRange(1), help="Most sealed tasks.")
+@click.option("--test-size", type=click.IntRange(1), help="Largest number of sealed test tasks.")
 @click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE.")
-@click.option("--accelerate-config", type=click.Path(exists=True), help="Run in processes as this config of accelerate says.")
+@click.option(
+    "--accelerate-config", type=click.Path(exists=True), help="Config file of accelerate; training runs in the processes that it describes."
+)
 @task_timeout_option()
 @no_preflight_option()
 @min_coverage_option()
 @trust_option()
 @json_option()
 def sft(**values: Any) -> None:
-    """A warm-up on the good rows of `assay export sft` (its folder), or on JSON lines with prompt and completion."""
+    """Supervised fine-tuning on the good rows of `assay export sft` (its folder), or on JSON lines with prompt and completion."""
     from assay.optimizers.weights import SFTConfig, train_sft
     from assay.optimizers.weights.data import read_sft
     from assay.optimizers.weights.work import rank
@@ -156,14 +163,14 @@ _NUMBERS: tuple[tuple[str, Any, Any, str], ...] = (
     ("--num-generations", int, 6, "Rollouts of a task; reinforce++ takes 1 too."),
     ("--iterations", int, 1, "Steps on the same rollouts."),
     ("--learning-rate", float, 2e-4, "Constant; of AdamW."),
-    ("--rank", int, 16, "Of the LoRA matrices."),
-    ("--temperature", float, 1.0, "Of the rollouts."),
+    ("--rank", int, 16, "Rank of the LoRA matrices."),
+    ("--temperature", float, 1.0, "Sampling temperature of the rollouts."),
     ("--epsilon", float, None, "The ratio is clipped below at 1 less this: 0.2."),
     ("--epsilon-high", float, None, "The ratio is clipped above at 1 and this: 0.28; of cispo, at this: 5."),
     ("--beta", float, 0.01, "Weight of the KL to the model as it was; 0 leaves it out, and a forward pass with it."),
-    ("--discount", float, 1.0, "Of later rewards."),
-    ("--step-weight", float, 1.0, "Of step rewards."),
-    ("--outcome-weight", float, 1.0, "Of the rubric's score."),
+    ("--discount", float, 1.0, "Discount factor of later rewards."),
+    ("--step-weight", float, 1.0, "Weight of step rewards in the return."),
+    ("--outcome-weight", float, 1.0, "Weight of the rubric's score in the return."),
     ("--micro", int, 0, "Rollouts whose calls go through the model at once in a process; 0: two."),
     ("--max-length", int, 2048, "Tokens of a call; longer ones are not trained on."),
     ("--max-completion", int, 128, "Tokens of an answer."),
@@ -183,28 +190,36 @@ def _policy_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--name", required=True, help="The adapter's name; it is served as MODEL+NAME."),
         click.option("--rubric", metavar="R", help="A YAML file or a shipped rubric; an export brings its rewards."),
         click.option("--data", metavar="D", help="The tasks; an export brings its own."),
-        click.option("--model", default="embedded/smollm2-135m", show_default=True, help="What is trained; adapters in its name are merged before."),
+        click.option("--model", default="embedded/smollm2-135m", show_default=True, help="Model to train; adapters in its name are merged first."),
         *_JUDGE,
-        click.option("--judged-by-itself", is_flag=True, help="Let the model in training judge itself all the same."),
-        click.option("--watch", metavar="R", help="A second rubric that scores the rollouts and is not trained on."),
-        click.option("--retain", multiple=True, metavar="PROGRAM,RUBRIC,DATA", help="What must not be forgotten."),
-        click.option("--adapter", type=click.Choice(["json", "lean", "chat"]), help="How fields become messages."),
+        click.option("--judged-by-itself", is_flag=True, help="Allow the model in training to judge its own rollouts."),
+        click.option("--watch", metavar="R", help="Monitor rubric: scores the rollouts and is not trained on."),
+        click.option("--retain", multiple=True, metavar="PROGRAM,RUBRIC,DATA", help="Retention task: a program whose score must not fall."),
+        click.option("--adapter", type=click.Choice(["json", "lean", "chat"]), help="How fields become messages (prompt format)."),
         click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="An agent parameter, e.g. max_steps=4."),
         click.option("--loss", type=click.Choice(_LOSSES), default="dapo", show_default=True, help="TRL's loss_type."),
-        click.option("--returns", type=click.Choice(_RETURNS), default="to_go", show_default=True, help="What a call is credited with."),
         click.option(
-            "--vllm", type=click.Choice(["none", "colocate", "server"]), default="none", show_default=True, help="Rollouts by vLLM on a GPU."
+            "--returns", type=click.Choice(_RETURNS), default="to_go", show_default=True, help="How the reward of a rollout is credited to its calls."
+        ),
+        click.option(
+            "--vllm",
+            type=click.Choice(["none", "colocate", "server"]),
+            default="none",
+            show_default=True,
+            help="Generate rollouts with vLLM on a GPU.",
         ),
         *(click.option(flag, type=kind, default=value, show_default=True, help=text or None) for flag, kind, value, text in _NUMBERS),
-        *(click.option(f"--{split}-size", type=click.IntRange(1), help=f"Most tasks taken of {split}.") for split in ("train", "val", "test")),
+        *(click.option(f"--{split}-size", type=click.IntRange(1), help=f"Largest number of {split} tasks.") for split in ("train", "val", "test")),
         click.option("--salt", help="Salt of the splits; by default the store's own (a new store: the artifact's, else assay)."),
-        click.option("--threads", type=click.IntRange(1), help="Rollouts at once."),
+        click.option("--threads", type=click.IntRange(1), help="Number of concurrent rollouts."),
         task_timeout_option(),
         *cap_options(),
-        click.option("--report-to", default="none", show_default=True, help="tensorboard, trackio, wandb."),
-        click.option("--accelerate-config", type=click.Path(exists=True), help="Run in processes as this config of accelerate says."),
+        click.option("--report-to", default="none", show_default=True, help="Where to report the curves: tensorboard, trackio or wandb."),
+        click.option(
+            "--accelerate-config", type=click.Path(exists=True), help="Config file of accelerate; training runs in the processes that it describes."
+        ),
         click.option("--store", help="Database of traces; by default .assay/assay.db or $ASSAY_STORE."),
-        click.option("--resume", is_flag=True, help="Go on from the last checkpoint."),
+        click.option("--resume", is_flag=True, help="Continue from the last checkpoint."),
         no_preflight_option(),
         min_coverage_option(),
         trust_option(),
@@ -218,11 +233,11 @@ _OWN_OPTIONS = {
         click.option("--gae-lambda", type=float, default=0.95, show_default=True, help="Decay of the generalised advantages over turns."),
         click.option(
             "--value", type=click.Choice(["features", "head"]), default="features", show_default=True,
-            help="What predicts returns: features of where a rollout stands, or a linear head on the model's hidden state as well.",
+            help="Value function: a regression on features of the rollout, or a linear head on the model's hidden state.",
         ),
     ],
     "reinforce++": [
-        click.option("--kl-in-reward", is_flag=True, default=False, help="Take beta times the KL of each token from its reward, not from the loss."),
+        click.option("--kl-in-reward", is_flag=True, default=False, help="Put the KL penalty (beta) into each token's reward, not into the loss."),
     ],
 }  # fmt: skip
 

@@ -39,20 +39,36 @@ _MEANINGS = {
 @click.argument("program")
 @run_options
 @decision_options
-@click.option("--method", type=click.Choice(["optuna", "policy"]), default="optuna", show_default=True, help="Search, or a policy that learns.")
-@click.option("--episodes", type=click.IntRange(1), default=10, show_default=True, help="Of a policy.")
-@click.option("--tasks-per-episode", type=click.IntRange(1), help="Train tasks of an episode; all by default.")
-@click.option("--learning-rate", type=float, default=0.01, show_default=True, help="How fast a policy moves the parameters.")
-@click.option("--trials", type=click.IntRange(1), default=60, show_default=True, help="Finished trials the study shall have.")
+@click.option(
+    "--method",
+    type=click.Choice(["optuna", "policy"]),
+    default="optuna",
+    show_default=True,
+    help="optuna: search; policy: a policy that learns to adjust the parameters.",
+)
+@click.option("--episodes", type=click.IntRange(1), default=10, show_default=True, help="Number of episodes, with --method policy.")
+@click.option("--tasks-per-episode", type=click.IntRange(1), help="Train tasks in each episode of --method policy; all by default.")
+@click.option("--learning-rate", type=float, default=0.01, show_default=True, help="How fast --method policy moves the parameters.")
+@click.option("--trials", type=click.IntRange(1), default=60, show_default=True, help="Number of completed trials.")
 @click.option("--sampler", default="tpe", show_default=True, help="tpe, gp, cmaes, nsga2, random or grid.")
 @click.option("--pruner", default="auto", show_default=True, help="wilcoxon, hyperband, none, or auto: wilcoxon where there is one objective.")
-@click.option("--prune-at", type=float, default=0.1, show_default=True, help="p of being worse under which a trial stops.")
-@click.option("--objective", default="score", show_default=True, help="Of score, tokens, latency and cost, with commas: several give a Pareto front.")
-@click.option("--range", "ranges", multiple=True, metavar="NAME=LOW:HIGH", help="Search this parameter, here; without any all are searched, whole.")
-@click.option("--also", multiple=True, metavar="ARTIFACT", help="Another compiled artifact of this program, to be tried with its prompts.")
+@click.option(
+    "--prune-at", type=float, default=0.1, show_default=True, help="One-sided p-value of being worse than the best, below which a trial stops."
+)
+@click.option(
+    "--objective", default="score", show_default=True, help="Comma-separated out of score, tokens, latency, cost; several give a Pareto front."
+)
+@click.option(
+    "--range",
+    "ranges",
+    multiple=True,
+    metavar="NAME=LOW:HIGH",
+    help="Search this parameter in this range, repeatable; by default all, over their whole ranges.",
+)
+@click.option("--also", multiple=True, metavar="ARTIFACT", help="Compiled artifact of the same program whose prompts are tried as well.")
 @click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Runs of each task in a trial.")
-@click.option("--block", type=click.IntRange(1), default=5, show_default=True, help="Tasks between two looks of the pruner.")
-@click.option("--budget", multiple=True, metavar="NAME=VALUE", help="What a run may use for its efficiency: steps, tokens, seconds.")
+@click.option("--block", type=click.IntRange(1), default=5, show_default=True, help="Number of tasks between two pruning checks.")
+@click.option("--budget", multiple=True, metavar="NAME=VALUE", help="Steps, tokens or seconds at which the efficiency of a run is 0.")
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Processes on this machine that share the study.")
 @click.option(
     "--margin",
@@ -62,21 +78,21 @@ _MEANINGS = {
     help="Score that parameters with fewer tokens may lose at most to replace the default (the gate's interval must exclude more).",
 )
 @executor_option()
-@click.option("--study", help="Name of a study to begin or to join; by default the run's own.")
-@click.option("--storage", metavar="URL", help="Database of the study; by default beside the store.")
-@click.option("--train-size", type=int, help="Most tasks taken of train.")
-@click.option("--val-size", type=int, help="Most tasks taken of val.")
-@click.option("--gate-size", type=int, help="Most tasks taken of gate.")
-@click.option("--test-size", type=int, help="Most tasks taken of test.")
+@click.option("--study", help="Name of a study to create or join; by default the run's own.")
+@click.option("--storage", metavar="URL", help="Database URL of the study; by default next to the store.")
+@click.option("--train-size", type=int, help="Largest number of train tasks.")
+@click.option("--val-size", type=int, help="Largest number of val tasks.")
+@click.option("--gate-size", type=int, help="Largest number of gate tasks.")
+@click.option("--test-size", type=int, help="Largest number of test tasks.")
 @click.option("--impact", is_flag=True, help="Search nothing: move each parameter alone over its range, and show what it does.")
 @click.option("--levels", type=click.IntRange(2), default=5, show_default=True, help="Values of each parameter for --impact.")
-@click.option("--out", help="Folder of the artifact, or of what --impact writes.")
+@click.option("--out", help="Folder to write the artifact, or the results of --impact, to.")
 @click.option("--apply", metavar="ARTIFACT", help="Write a copy of this compiled artifact with the best parameters.")
 def command(program: str, **values: Any) -> None:
     """Search PROGRAM's five parameters on val, decide on gate, and report on the sealed test split.
 
-    Trials that are losing stop after few tasks; a study is gone on with by --resume, and joined from other machines by --study
-    and --storage.
+    Trials that score worse are stopped after a few tasks; --resume continues a study, and --study with --storage joins one
+    from other machines.
     """
     from assay import tuning
     from assay.optimizers.parameters.space import check_ranges

@@ -1,4 +1,4 @@
-"""Adapters of embedded models: LoRA weights by name, held to their base and their order by hash.
+"""Adapters of embedded models: LoRA weights by name, pinned by hash to their base model and their order.
 
 `embedded/smollm2-135m+warm+better` is the base with two adapters, in this order. An adapter lies in `.assay/adapters/NAME`
 (`ASSAY_ADAPTERS` moves it): what PEFT wrote, the same as GGUF for llama.cpp, and a manifest. Trains nothing.

@@ -27,7 +27,7 @@ class Call:
     error: str | None = None
     failure: FailureKind | None = None  # set where `error` is
     cached: bool = False
-    constrained: bool = False  # the output was held to a schema or grammar
+    constrained: bool = False  # the output was constrained to a schema or grammar
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     thinking_tokens: int | None = None  # of the completion tokens

@@ -23,7 +23,7 @@ __all__ = ["EXECUTORS", "RayExecutor", "in_threads", "pairs_in_threads"]
 
 EXECUTORS = ("threads", "ray")
 _GIVEN_S = 0.05  # at least every so often what was done is given
-_LOSSES = 2  # hosts that may be lost under one task before it is held to be the cause
+_LOSSES = 2  # hosts that may be lost under one task before it counts as the cause
 
 
 def in_threads(student: Student, tasks: Sequence[Task], session: Session) -> Iterator[tuple[Task, Any]]:
@@ -230,7 +230,7 @@ class RayExecutor:
                     split = session.split_of.get(task.content_hash, "")
                     working[host.run.remote(program, settings, task, split, place)] = (task, host)
                 if not working:
-                    raise ModelError("every host of the Ray cluster is gone; what was finished is in the store. Go on with --resume")
+                    raise ModelError("every host of the Ray cluster is gone; what was finished is in the store. Continue with resume=True")
                 for reference in self.ray.wait(list(working), num_returns=1)[0]:
                     task, host = working.pop(reference)
                     report = self._got(reference, task, host)

@@ -98,7 +98,7 @@ def listen_under(adapter: Any) -> None:
 
 
 class LeanAdapter(dspy.Adapter):  # type: ignore[misc]
-    """`name: value` lines, in and out; held to the schema by engines that can constrain lines."""
+    """`name: value` lines, in and out; constrained to the schema by engines that can constrain lines."""
 
     def _call_preprocess(self, lm: Any, lm_kwargs: dict[str, Any], signature: Any, inputs: dict[str, Any]) -> Any:
         signature = super()._call_preprocess(lm, lm_kwargs, signature, inputs)

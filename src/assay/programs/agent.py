@@ -118,7 +118,7 @@ class Agent(dspy.Module):  # type: ignore[misc]
 
 
 class ToolAgent(Agent):
-    """Decides, calls tools with arguments held to each tool's closed schema, and answers from their results.
+    """Decides, calls tools with arguments constrained to each tool's closed schema, and answers from their results.
 
     Args:
         signature: the task, `inputs -> outputs`.

@@ -1,4 +1,4 @@
-"""Fakes and contract suites that users' own judges, stores and agents can be held to."""
+"""Fakes and contract suites for users' own judges, stores and agents."""
 
 from assay.testing.agents import SyntheticAgent
 from assay.testing.fakes import ScriptedEngine, scripted_lm

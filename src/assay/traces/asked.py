@@ -9,7 +9,7 @@ __all__ = ["asked_schema", "insisted_tool", "must_call"]
 
 
 def asked_schema(request: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The JSON schema that the answer was held to, or asked to follow; None without one."""
+    """The JSON schema that the answer was constrained to, or was asked to follow; None without one."""
     config = request.get("body") or request.get("config") or {}
     if not isinstance(config, Mapping):
         return None

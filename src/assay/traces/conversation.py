@@ -1,6 +1,6 @@
-"""Which open rollout a request goes on with, where it does not name one.
+"""Finds the open rollout that a request continues, where the request does not name one.
 
-In turn: a W3C trace (`traceparent`), an OpenAI conversation, the response or message that it goes on from, the result of a tool call that a
+In turn: a W3C trace (`traceparent`), an OpenAI conversation, the response or message that it continues, the result of a tool call that a
 rollout waits for, the same request after a failed one, a conversation that begins with all that a rollout said so far, and a DSPy program's
 next prompt. A conversation that goes on twice from the same point is a fork: the second is a rollout of its own. Does not talk HTTP.
 """
@@ -63,7 +63,7 @@ class Asked:
 
     @property
     def previous(self) -> str:
-        """The id of the response or message that it goes on from, "" without one."""
+        """The id of the response or message that it continues, "" without one."""
         thread = self.body.get("thread")
         found = self.body.get("previous_response_id") or (thread.get("previous_message_id") if isinstance(thread, Mapping) else None)
         return found if isinstance(found, str) else ""
@@ -131,7 +131,7 @@ class Trail:
     prompt: Prompt = field(default_factory=Prompt)  # of its first call, where DSPy wrote it
     outputs: list[tuple[str, str]] = field(default_factory=list)  # fields of all its answers to such prompts
     latest: list[tuple[str, str]] = field(default_factory=list)  # of the last one
-    entries: set[tuple[str, Any]] = field(default_factory=set)  # where it stands in the indexes
+    entries: set[tuple[str, Any]] = field(default_factory=set)  # the keys under which the indexes list it
 
 
 class _Rollout(Protocol):
@@ -155,7 +155,7 @@ R = TypeVar("R", bound=Open)
 
 class Conversations(Generic[R]):
     """Args:
-    open_rollouts: by id, those that a request may go on with.
+    open_rollouts: by id, those that a request may continue.
     """
 
     def __init__(self, open_rollouts: Mapping[str, R]) -> None:
@@ -176,7 +176,7 @@ class Conversations(Generic[R]):
                 self._note(live, kind, key)
 
     def answered(self, live: R, request: Asked, answer: Answer, response_id: str | None) -> None:
-        """Notes what a call was answered: later requests that begin with both go on with its rollout."""
+        """Notes what a call was answered: later requests that begin with both continue its rollout."""
         trail = live.trail
         message = answer.message
         trail.said, trail.failed, trail.part = _held(message), b"", {}
@@ -201,7 +201,7 @@ class Conversations(Generic[R]):
         """Notes that a call failed in a way that clients try again by themselves.
 
         Args:
-            part: text of the answer that had come: a client that left it may go on with what it has read.
+            part: text of the answer that had come: a client that disconnected may continue with what it has read.
         """
         if request.chain:
             live.trail.failed, live.trail.part = request.chain[-1], _held({"role": "assistant", "content": part})
@@ -226,7 +226,7 @@ class Conversations(Generic[R]):
     # -- finding
 
     def find(self, request: Asked) -> R | None:
-        """The open rollout that a request goes on with, None where it begins one."""
+        """The open rollout that a request continues; None where it begins a new one."""
         for kind, key in (("trace", request.trace), ("thread", request.thread)):
             if key and (found := self._at(kind, key)):
                 return found[0]
@@ -277,7 +277,7 @@ class Conversations(Generic[R]):
 
 
 def _first(fits: Iterable[R], brought: Iterable[str]) -> R | None:
-    """Of the rollouts that a request may go on with, the one whose tool calls it brings back, else the one that waits longest."""
+    """Of the rollouts that a request may continue, the one whose tool calls it brings back, else the one that waits longest."""
     ids = set(brought)
     free = [live for live in fits if not live.in_flight]
     return min(free, key=lambda live: (ids.isdisjoint(live.trail.calls), live.touched), default=None)

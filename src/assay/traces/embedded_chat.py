@@ -1,6 +1,6 @@
 """Requests of any dialect as llama.cpp's chat takes them, for an embedded model behind the gateway. Does not talk HTTP.
 
-Where tools must be called, the answer is held to a grammar of calls, so that a model whose template knows no tools calls one too.
+Where tools must be called, the answer is constrained by a grammar to tool calls, so that a model whose chat template has no tools calls one too.
 """
 
 import json

@@ -273,7 +273,7 @@ def _gemini_events(events: Sequence[Mapping[str, Any]]) -> tuple[Body | None, bo
 
 
 def _merge_content(whole: Body, content: Any) -> None:
-    """Adds a candidate's next parts. A text goes on with the text before it, unless that has ended with a signature or one of the two is a
+    """Adds a candidate's next parts. A text is appended to the text before it, unless that has ended with a signature or one of the two is a
     thought; a signature that comes alone, with an empty text, is of the text before it. All else is a part of its own."""
     if not isinstance(content, Mapping):
         return

@@ -162,7 +162,7 @@ def tool_choice(body: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def asked_schema(body: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The JSON schema that the answer is held to; None without one."""
+    """The JSON schema that the answer is constrained to; None without one."""
     config = field(body, "generationConfig")
     schema = field(config, "responseJsonSchema") or plain_types(field(config, "responseSchema"))
     return schema if isinstance(schema, dict) else None

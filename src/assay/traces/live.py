@@ -89,7 +89,7 @@ class LiveRollouts:
         """
         fields = _checked(told or {})
         if name and (rollout_id_of(name) in self.open or (known is not None and known.id == rollout_id_of(name))):
-            raise ConfigError(f"rollout {name!r} is there already: name a new one, or go on with it by its name")
+            raise ConfigError(f"rollout {name!r} is there already: choose another name, or send calls under this name to continue it")
         rollout = Rollout(id=rollout_id_of(name) if name else new_id(), run_id=self.run_id, source="gateway", phase="serve", **fields)
         rollout.model, rollout.adapters = upstream.named, tuple(upstream.adapters)
         if name and rollout.id != name:
@@ -167,7 +167,7 @@ class LiveRollouts:
         return live
 
     def of_conversation(self, request: Asked, upstream: Any) -> Live:
-        """The rollout whose conversation this request goes on with, or a new one."""
+        """The rollout whose conversation this request continues, or a new one."""
         if (found := self._conversations.find(request)) is not None:
             return found
         task = request.task

@@ -175,7 +175,7 @@ class EmbeddedUpstream(HttpUpstream):
                 yield streamed(dialect, chunks_of(reply.chunks), self.name, query)
             else:
                 whole = as_called(json.loads(b"".join([chunk async for chunk in reply.chunks])), dialect, body)
-                if body.get("stream"):  # held to a call, which is known at its end
+                if body.get("stream"):  # constrained to a tool call, which is known only once it is complete
                     yield streamed(dialect, stream_of(whole), self.name, query)
                 else:
                     yield told(200, spoken(dialect, whole, self.name))

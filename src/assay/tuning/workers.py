@@ -66,7 +66,7 @@ def _help(config: TuneConfig, store: str | Path | None, resume: bool, spent: Any
             open_job(config, program=config.program, rubric=config.rubric, progress=silent, store=store, resume=goes_on, need=("val",)) as job,
             ExitStack() as closing,
         ):
-            job.status = "stopped"  # it is done when the whole is, and gone on with together with it
+            job.status = "stopped"  # it is done when the whole is, and resumed together with it
             closing.callback(lambda: spent.put(job.session.meter.usage))
             space = space_of(job, config, silent)
             job.session.know(job.splits.val, "val")

@@ -1,4 +1,4 @@
-"""Optuna's Wilcoxon pruner, held to tasks: a trial's values against the best trial's on the tasks that both have run."""
+"""Optuna's Wilcoxon pruner, paired by task: a trial's values against the best trial's on the tasks that both have run."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING

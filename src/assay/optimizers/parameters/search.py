@@ -122,7 +122,7 @@ def search(
                 if gone is None:
                     raise
                 why = str(gone).partition("\n")[0]
-                raise StoreError(f"the study's storage is gone: {why}. Start it, and go on with --resume") from error
+                raise StoreError(f"the study's storage is gone: {why}. Start it, and continue with resume=True") from error
     return outcome_of(study, space, config, len(tasks))
 
 
@@ -139,7 +139,7 @@ def _of_the_storage(error: BaseException | None) -> BaseException | None:
 
 
 def _optimized(study: "optuna.Study", objective: Any, enough: Callable[..., None]) -> None:
-    """Optuna's loop, gone on with where another process has declared a trial of this one dead, after a sleep, say."""
+    """Optuna's loop, continued where another process has marked a trial of this one as dead, after a sleep, say."""
     import optuna
 
     ended = list[int]()  # the trial whose value is now told to Optuna: what is raised then is not the objective's

@@ -77,7 +77,7 @@ class SearchConfig:
 
 
 def open_study(name: str, url: str | None, space: Space, config: SearchConfig, *, of: Mapping[str, Any] | None = None) -> "optuna.Study":
-    """A study in Optuna's storage at `url` (in memory where None), new or gone on with.
+    """A study in Optuna's storage at `url` (in memory where None), new or continued.
 
     Args:
         of: what is searched on: whatever else must be the same for trials to be held against each other.

@@ -141,7 +141,7 @@ class Rollouts:
 
 
 def job_of(bench: Bench, tasks: Sequence[Task]) -> dict[str, Any]:
-    """What a training is of: it goes on with the same alone."""
+    """What identifies a training: it is resumed only with the same."""
     student, rubric = bench.student, bench.session.rubric
     return {
         "program": f"{bench.name}@{program_version(student.program, student.settings['adapter'])}", "parameters": student.settings,

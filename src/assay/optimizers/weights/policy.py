@@ -157,7 +157,7 @@ class _Training:
                 raise
             self.report.steps = self.report.best_step = trainer.state.global_step
             if self._stopped():
-                raise Cancelled(f"stopped at step {self.report.steps}, with a checkpoint in {self.work}; go on with --resume")
+                raise Cancelled(f"stopped at step {self.report.steps}, with a checkpoint in {self.work}; continue with resume=True")
             if self.diverged:
                 self.report.stopped, self.report.best_step = last_good(trainer, self.work, self.report.steps)
             elif self.best is not None:

@@ -58,7 +58,7 @@ class SFTReport(Shown):
 def train_sft(source: str | Path, name: str, config: SFTConfig, *, resume: bool = False, progress: Progress | None = None) -> SFTReport:
     """Trains an adapter on an export's rows and keeps it under `name`, to be served as `MODEL+NAME`.
 
-    Checkpoints lie in `.assay/training/NAME` until it is done; `resume` goes on from the last one, to the same weights.
+    Checkpoints lie in `.assay/training/NAME` until it is done; `resume` continues from the last one, to the same weights.
 
     Raises:
         DataError: the rows cannot be read, or are all too long.
