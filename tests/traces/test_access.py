@@ -1,13 +1,16 @@
 """Who may do what at a gateway: its key, tokens of rollouts, callers without either, and pages whose name points here."""
 
+import asyncio
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from assay.errors import ConfigError
 from assay.testing.serving import asked, post, served
@@ -141,6 +144,83 @@ def test_a_token_is_good_for_as_long_as_the_key_is(stage: Stage, tmp_path: Path)
     token = stage.opened()["api_key"]
     with Store(tmp_path / "s.db") as store, served(Gateway(store, stage.gateway.upstream, key=KEY).app()) as again:
         assert post(f"{again}/r/{token}/v1/chat/completions", CHAT)[0] == 200
+
+
+@pytest.mark.parametrize("flushed", [True, False], ids=["in the store", "at hand"])
+@pytest.mark.parametrize("end", [{"reward": 1.0}, {"prediction": "mine"}, {}, {"status": "failed"}, {"status": "error", "error": "broke"}], ids=str)
+def test_a_token_adds_nothing_to_a_rollout_that_was_closed(stage: Stage, end: dict[str, Any], flushed: bool) -> None:
+    opened = stage.opened()
+    chat = f"{opened['base_url']}/chat/completions"
+    assert post(chat, CHAT)[0] == 200
+    assert post(f"{stage.url}/assay/rollouts/{opened['id']}/close", end, **OWNER)[0] == 200
+    before = stage.stored()[opened["id"]]
+    if flushed:
+        stage.gateway.rollouts.ended.clear()
+    for headers in ({}, {"x-assay-end": "1"}):
+        status, told = post(chat, {"messages": [{"role": "user", "content": "POISON"}]}, **headers)
+        assert (status, "has ended" in told["error"]["message"]) == (403, True)
+    assert stage.stored() == {opened["id"]: before}
+    assert stage.upstream.calls == 1
+
+
+def test_a_token_adds_nothing_to_a_rollout_that_it_ended_itself(stage: Stage) -> None:
+    chat = f"{stage.opened()['base_url']}/chat/completions"
+    assert [post(chat, CHAT, **{"x-assay-end": "1"})[0] for _ in range(2)] == [200, 403]
+
+
+def test_a_rollout_that_was_only_idle_goes_on_by_its_token_until_it_is_scored(stage: Stage) -> None:
+    opened = stage.opened()
+    chat = f"{opened['base_url']}/chat/completions"
+    for _ in range(2):
+        assert post(chat, CHAT)[0] == 200
+        stage.gateway.rollouts.sweep(all_of_them=True)
+    assert post(f"{stage.url}/assay/rollouts/{opened['id']}/reward", {"reward": 1}, **OWNER)[0] == 200
+    assert post(chat, CHAT)[0] == 403
+    assert post(f"{stage.url}/v1/chat/completions", CHAT, **OWNER, **{"x-assay-rollout": opened["id"]})[0] == 200  # the owner opens it again
+    assert post(chat, CHAT)[0] == 403
+    assert len(stage.stored()[opened["id"]].transitions) == 3
+
+
+def test_an_answer_that_was_scored_stays_when_the_owner_calls_again(stage: Stage) -> None:
+    opened = stage.opened()
+    name = {"x-assay-rollout": opened["id"]}
+    assert post(f"{stage.url}/v1/chat/completions", CHAT, **OWNER, **name)[0] == 200
+    assert post(f"{stage.url}/assay/rollouts/{opened['id']}/close", {"reward": 1}, **OWNER)[0] == 200
+    other = {"messages": [{"role": "user", "content": "another"}]}
+    assert post(f"{stage.url}/v1/chat/completions", other, **OWNER, **name, **{"x-assay-end": "1"})[0] == 200
+    rollout = stage.stored()[opened["id"]]
+    assert (rollout.status, rollout.score, rollout.prediction, len(rollout.transitions)) == ("done", 1.0, {"answer": "echo: hello"}, 2)
+
+
+@pytest.mark.parametrize("end", [{"reward": 1.0}, {"prediction": "mine"}], ids=str)
+def test_an_answer_that_comes_after_the_close_changes_neither_score_nor_prediction(tmp_path: Path, end: dict[str, Any]) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    async def answer(request: web.Request) -> web.Response:
+        said = (await request.json())["messages"][0]["content"]
+        if said == "POISON":
+            begun.set()
+            await asyncio.to_thread(goes_on.wait, 30)
+        return web.json_response({"choices": [{"message": {"role": "assistant", "content": said}, "finish_reason": "stop"}]})
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    with Store(tmp_path / "s.db") as store, served(app) as behind:
+        gateway = Gateway(store, upstream_of("m", base=behind), key=KEY)
+        with served(gateway.app()) as url:
+            stage = Stage(gateway, ScriptedUpstream(), url)
+            opened = stage.opened()
+            chat = f"{opened['base_url']}/chat/completions"
+            assert post(chat, CHAT)[0] == 200
+            late = threading.Thread(target=post, args=(chat, {"messages": [{"role": "user", "content": "POISON"}]}))
+            late.start()
+            assert begun.wait(30)
+            assert post(f"{url}/assay/rollouts/{opened['id']}/close", end, **OWNER)[0] == 200
+            goes_on.set()
+            late.join(30)
+            rollout = stage.stored()[opened["id"]]
+            assert (rollout.status, [t.output for t in rollout.transitions]) == ("done", ["hello", "POISON"])
+            assert (rollout.score, rollout.prediction) == (end.get("reward"), {"answer": end.get("prediction", "hello")})
 
 
 def test_an_agent_does_not_choose_the_group_that_it_is_compared_with(stage: Stage) -> None:

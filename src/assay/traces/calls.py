@@ -86,6 +86,7 @@ class Call:
         self.passed.secrets = sent_secrets(request)
         self.live: Live | None = None
         self._named: str | None = None
+        self._reopens = True
         self._asked: Asked | None = None
         self._transition: Transition | None = None
         self._text: str | None = None
@@ -101,9 +102,13 @@ class Call:
             self._asked = Asked(self._dialect, storable(self._body, self.passed.secrets), self._request.headers)
         return self._asked
 
-    def of(self, live: Live, name: str | None = None) -> None:
-        """Says which rollout the call belongs to, before `begin`."""
-        self.live, self._named = live, name
+    def of(self, live: Live, name: str | None = None, *, reopens: bool = True) -> None:
+        """Says which rollout the call belongs to, before `begin`.
+
+        Args:
+            reopens: whether the rollout is opened again if it ends before the call is noted; else the call is added to the ended one.
+        """
+        self.live, self._named, self._reopens = live, name, reopens
 
     def begin(self, upstream: Any) -> None:
         """Notes a call that is made; finds its rollout where that is not known."""
@@ -126,7 +131,7 @@ class Call:
             return self._rollouts.of_conversation(asked, upstream)
         live = self.live
         if self._named is not None:
-            if live.rollout.id not in self._rollouts.open:  # ended a moment ago
+            if self._reopens and live.rollout.id not in self._rollouts.open:  # ended a moment ago
                 live = self._rollouts.named(self._named, upstream, live.rollout)
             self._describe(live, asked)
         return live

@@ -275,7 +275,10 @@ class Gateway:
             if len(name) > 200:
                 raise ConfigError("a rollout's name may have at most 200 characters")
             known = await self._stored(name)
-            call.of(self.rollouts.named(name, self.upstream, known), name)
+            by_token = caller.rollout is not None and not caller.has_key
+            if by_token and self.rollouts.was_ended(name, known):
+                raise Refused(403, "the rollout of this token has ended: open a new one for further calls, or make them with the gateway's key")
+            call.of(self.rollouts.named(name, self.upstream, known), name, reopens=not by_token)
         elif self._several:
             call.of(self.rollouts.of_conversation(call.asked(), self.upstream))
         found: Upstream = self.upstream if call.live is None else call.live.upstream

@@ -52,6 +52,7 @@ class Live:
     touched: float = field(default_factory=time.monotonic)
     broken: FailureKind | None = None  # how its last call failed
     ended_as: str | None = None  # how it had ended before a late call opened it again
+    scored: bool = False  # it had ended with a score before a late call opened it again
     waiting: dict[str, tuple[int, int]] = field(
         default_factory=dict
     )  # tool calls without a result, by `Asked.call_keys`: their turn, and which of its calls
@@ -142,6 +143,18 @@ class LiveRollouts:
             raise UnknownRollout(f"there is no rollout {name!r}")
         return _own(found)
 
+    def was_ended(self, name: str, stored: Rollout | None) -> bool:
+        """Whether somebody has ended the rollout of that name, or scored it after its end. One that only was idle for too long may go on.
+
+        Args:
+            stored: the rollout as it is in the store, where it is not `at_hand`.
+        """
+        live = self.at_hand(name)
+        rollout = live.rollout if live is not None else stored
+        if rollout is None or rollout.status == "running":
+            return live is not None and live.scored
+        return rollout.score is not None or rollout.error != _NEVER_CLOSED
+
     def named(self, name: str, upstream: Any, rollout: Rollout | None) -> Live:
         """The open rollout of that name; one that was closed or left by an earlier gateway, as it stands in the store, is opened
         again; a new name begins one."""
@@ -162,6 +175,7 @@ class LiveRollouts:
     def _reopened(self, live: Live) -> Live:
         rollout = live.rollout
         live.ended_as = rollout.status if rollout.status in ("done", "failed") else None
+        live.scored = rollout.score is not None and rollout.status != "running"
         rollout.status, rollout.ended_at = "running", None
         self.open[rollout.id] = live
         return live
@@ -208,8 +222,9 @@ class LiveRollouts:
             live.waiting.update({key: (transition.t, at) for at, key in enumerate(request.call_keys(answer))})
             ending = answered_with(transition.request, answer, live.called)
             live.ending = Ending(known=ending.known)
-            live.rollout.prediction = prediction_of(ending.value)
-            live.let_go.discard("prediction")
+            if not _answer_stands(live):
+                live.rollout.prediction = prediction_of(ending.value)
+                live.let_go.discard("prediction")
             live.called.update(name for _, name, _ in answer.tools)
             self._conversations.answered(live, request, answer, response_id)
             self.put(live)  # its prediction: a gateway that is killed leaves it
@@ -347,6 +362,12 @@ def _own(rollout: Rollout) -> Rollout:
     if rollout.source != "gateway":
         raise UnknownRollout(f"rollout {rollout.id!r} was not recorded by a gateway (source {rollout.source!r}): it cannot be changed from here")
     return rollout
+
+
+def _answer_stands(live: Live) -> bool:
+    """Whether a call that is answered late leaves the rollout's answer as it is: it was scored with that answer, or has ended with one."""
+    rollout = live.rollout
+    return live.scored or (rollout.status != "running" and (rollout.score is not None or rollout.prediction is not None))
 
 
 def _turns(rollout: Rollout) -> int:
