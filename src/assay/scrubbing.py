@@ -125,7 +125,11 @@ def message(text: str, also: Iterable[str] = ()) -> str:
 
 def said(error: BaseException, also: Iterable[str] = ()) -> str:
     """What is written of an exception: its class and its message without secrets."""
-    return message(f"{type(error).__name__}: {error}", also)
+    try:
+        told = str(error)
+    except (Exception, SystemExit, GeneratorExit) as unread:  # `__str__` of somebody else's exception
+        told = f"its message cannot be read ({type(unread).__name__})"
+    return message(f"{type(error).__name__}: {told}", also)
 
 
 def _shapes(text: str, found: list[str] | None = None) -> str:

@@ -2,12 +2,15 @@
 
 import asyncio
 import contextvars
+import signal
 import threading
 import time
 
 import pytest
 
-from assay.models.limits import OverTime, asking_model, limited, within_limit
+from assay.errors import FailureKind
+from assay.models.failures import failure_of_program
+from assay.models.limits import OverTime, RaisedInside, asking_model, limited, within_limit
 from assay.models.toollimits import ToolOverTime, awaited_within_tool_limit, within_tool_limit
 
 
@@ -24,6 +27,35 @@ def test_a_call_gives_what_it_returns_and_raises_what_it_raises() -> None:
         within_limit(lambda: (_ for _ in ()).throw(SystemExit(3)), "it")
     with limited(None):
         assert within_limit(threading.current_thread, "it") is threading.current_thread()
+
+
+class Unreadable(Exception):
+    def __init__(self, raised: BaseException) -> None:
+        self.raised = raised
+
+    def __str__(self) -> str:
+        raise self.raised
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), Unreadable(SystemExit(5)), Unreadable(KeyboardInterrupt()), SystemExit(Unreadable(SystemExit(5)))]
+)
+def test_an_exception_that_would_end_the_job_stays_in_its_call(error: BaseException) -> None:
+    with pytest.raises(RaisedInside, match=type(error).__name__) as found:
+        within_limit(lambda: (_ for _ in ()).throw(error), "it")
+    assert failure_of_program(found.value) is FailureKind.AGENT
+    assert found.traceback[-1].name in ("<genexpr>", "<lambda>"), "it says where it was raised"
+
+
+def test_ctrl_c_of_the_user_stops_what_waits_for_a_call() -> None:
+    main, began = threading.main_thread().ident, time.monotonic()
+    assert main is not None
+    timer = threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT))
+    timer.start()
+    with limited(20), pytest.raises(KeyboardInterrupt):
+        within_limit(hangs_in_python, "the run")
+    timer.join()
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("asks", [False, True])

@@ -52,6 +52,24 @@ def test_a_program_that_ends_the_process_has_failed_and_the_others_go_on(ends: A
     assert by_question(found)["2"].failure is FailureKind.AGENT
 
 
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        sys.exit(5)
+
+
+@pytest.mark.parametrize(("error", "reason"), [(KeyboardInterrupt, "it raised KeyboardInterrupt itself"), (Unreadable, "message cannot be read")])
+def test_a_program_that_raises_what_would_end_the_job_has_failed_and_the_others_go_on(error: type[BaseException], reason: str) -> None:
+    def agent(question: str) -> str:
+        if question == "2":
+            raise error
+        return question
+
+    found = by_question(scored(agent))
+    assert [result.value for result in found.values()] == [1.0, 1.0, 0.0, 1.0]
+    assert found["2"].failure is FailureKind.AGENT
+    assert reason in str(found["2"].failed)
+
+
 def test_a_tool_that_ends_the_process_is_the_runs_failure() -> None:
     tool = dspy.Tool(lambda number: sys.exit(number), name="stop", desc="Stops.", args={"number": {"type": "integer"}})
 

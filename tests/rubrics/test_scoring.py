@@ -231,3 +231,40 @@ def test_numpy_numbers_and_truth_values_are_grades() -> None:
 
     for value, grade in ((np.bool_(True), 1.0), (np.float32(0.5), 0.5), (np.int64(1), 1.0), (np.float64("nan"), None)):
         assert Rubric("r", [Criterion(name="ok", check=lambda *_, v=value: v)]).score({"inputs": {"q": 1}}, "x").verdicts[0].grade == grade
+
+
+class Ends:
+    """Ends the process when it is written or compared."""
+
+    def __repr__(self) -> str:
+        raise SystemExit(5)
+
+    __str__ = __repr__
+
+
+class EndsFloat(float):
+    def __ge__(self, other: Any) -> bool:
+        raise SystemExit(5)
+
+    __le__ = __ge__
+
+
+class EndsError(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(5)
+
+
+@pytest.mark.parametrize("answer", [Ends(), EndsFloat(0.5), Grade(value=EndsFloat(0.5)), Grade(value=1.0, reason=Ends()), EndsError()], ids=range(5))  # type: ignore[arg-type]
+def test_a_check_whose_answer_ends_the_process_leaves_its_criterion_unscored(answer: Any) -> None:
+    found = rubric((1, answer), (1, 1.0)).score(TASK, {"answer": "x"})
+    assert (found.verdicts[0].grade, found.value) == (None, 1.0)
+    assert found.verdicts[0].reason
+
+
+def test_a_check_that_raises_keyboard_interrupt_is_unscored_and_stops_nothing() -> None:
+    def check(*_: Any) -> float:
+        raise KeyboardInterrupt
+
+    found = Rubric("r", [Criterion(name="odd", check=check), Criterion(name="fine", check=lambda *_: 1.0)]).score(TASK, {"answer": "x"})
+    assert (found.verdicts[0].grade, found.value) == (None, 1.0)
+    assert "KeyboardInterrupt" in found.verdicts[0].reason

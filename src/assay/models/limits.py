@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 from assay.errors import ConfigError
 
 __all__ = [
-    "DEFAULT_S", "TOOL_SHARE", "Abandoned", "LimitedCall", "OverTime", "asking_model", "check_limit", "current_limit", "current_tool_limit",
-    "innermost", "inside", "limited", "run_of", "within_limit",
+    "DEFAULT_S", "TOOL_SHARE", "Abandoned", "LimitedCall", "OverTime", "RaisedInside", "asking_model", "check_limit", "current_limit",
+    "current_tool_limit", "innermost", "inside", "limited", "run_of", "within_limit",
 ]  # fmt: skip
 
 DEFAULT_S = 600.0
@@ -42,6 +42,30 @@ class OverTime(TimeoutError):
 
 class Abandoned(BaseException):
     """Raised in a thread that nobody waits for any more. No `except Exception` holds it."""
+
+
+class RaisedInside(RuntimeError):
+    """Stands for an exception of a limited call that must not leave its thread: a `KeyboardInterrupt`, or one whose message cannot be read."""
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The exception as whoever waits may raise it.
+
+    Python raises Ctrl-C in the main thread alone, so a `KeyboardInterrupt` in a thread of limited calls is the call's own and must not stop the
+    job. Messages are read here because `__str__` is the call's code too.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return RaisedInside("it raised KeyboardInterrupt itself").with_traceback(error.__traceback__)
+    try:
+        str(error)
+        if isinstance(error, SystemExit):
+            repr(error.code)
+    except Abandoned:
+        raise
+    except BaseException as unread:
+        found = RaisedInside(f"it raised {type(error).__name__}, whose message cannot be read ({type(unread).__name__})")
+        return found.with_traceback(error.__traceback__)
+    return error
 
 
 class LimitedCall:
@@ -71,7 +95,7 @@ class _Job(LimitedCall):
         try:
             self.result = self.call()
         except BaseException as error:  # it belongs to whoever waits
-            self.error = error
+            self.error = _portable(error)
 
     def finish(self) -> bool:
         """Whether somebody still waits."""
@@ -186,7 +210,8 @@ def within_limit(call: Callable[[], T], what: str) -> T:
         what: was called, for the message.
     Raises:
         OverTime: it took longer than the limit that is open here.
-        BaseException: whatever it raises.
+        RaisedInside: it raised `KeyboardInterrupt`, or an exception whose message cannot be read.
+        BaseException: whatever else it raises.
     """
     seconds = _limit.get()
     if seconds is None:

@@ -13,6 +13,7 @@ from typing import Any
 from assay.errors import FailureKind, StopRun
 from assay.models.limits import within_limit
 from assay.models.scope import spending
+from assay.rubrics.checks import json_schema
 from assay.rubrics.criteria import Criterion, Failed, Grade, NoGrade
 from assay.scrubbing import said
 from assay.traces.records import Rollout, Verdict
@@ -20,6 +21,7 @@ from assay.traces.records import Rollout, Verdict
 __all__ = ["ScoreResult", "combine", "fields_of", "grade", "mark_unscored", "mean_result"]
 
 _SHIPPED = ("assay.rubrics.checks", "assay.rubrics.steps")
+_PLAIN = (str, int, float, bool, type(None))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,26 +72,40 @@ def grade(criterion: Criterion, decide: Any, task: Any, prediction: dict[str, An
 
 def _decided(criterion: Criterion, decide: Any, task: Any, prediction: dict[str, Any], rollout: Rollout | None) -> Verdict:
     try:
-        answer = _asked(criterion, decide, task, prediction, rollout)
+        return _asked(criterion, decide, task, prediction, rollout)
     except NoGrade as error:
         return _verdict(criterion, None, str(error))
     except (KeyboardInterrupt, StopRun):
         raise
     except BaseException as error:  # `sys.exit()` of a check is that check's failure
         return _verdict(criterion, None, said(error) + _place(criterion, error))
-    if isinstance(answer, Grade):
-        found = _verdict(criterion, answer.value, answer.reason)
-        found.label, found.confidence = answer.label, answer.confidence
-        return found
-    return _verdict(criterion, answer, "")
 
 
-def _asked(criterion: Criterion, decide: Any, task: Any, prediction: dict[str, Any], rollout: Rollout | None) -> Any:
-    """The answer of a check or judge, within the time limit. The shipped checks need none: they have limits of their own."""
-    if criterion.check is not None and getattr(criterion.check, "__module__", None) in _SHIPPED:
-        return decide(task, prediction, rollout, **criterion.arguments)
-    what = f"the {'judge' if criterion.check is None else 'check'} of {criterion.name!r}"
-    return within_limit(lambda: decide(task, prediction, rollout, **criterion.arguments), what)
+def _asked(criterion: Criterion, decide: Any, task: Any, prediction: dict[str, Any], rollout: Rollout | None) -> Verdict:
+    """The verdict of a check or judge, within the time limit. What it answered is read there too: its class is the check's own code."""
+
+    def verdict() -> Verdict:
+        return _read(criterion, decide(task, prediction, rollout, **criterion.arguments))
+
+    if _limits_itself(criterion, prediction):
+        return verdict()
+    return within_limit(verdict, f"the {'judge' if criterion.check is None else 'check'} of {criterion.name!r}")
+
+
+def _limits_itself(criterion: Criterion, prediction: dict[str, Any]) -> bool:
+    """Whether a shipped check ends by itself: all do but `json_schema`, on fields that are plain. Others have code of their own (`__str__`)."""
+    if criterion.check is None or getattr(criterion.check, "__module__", None) not in _SHIPPED or criterion.check is json_schema:
+        return False
+    return criterion.check.__module__ != json_schema.__module__ or all(type(value) in _PLAIN for value in prediction.values())
+
+
+def _read(criterion: Criterion, answer: Any) -> Verdict:
+    """What a check or judge answered, as a verdict of plain values."""
+    if not isinstance(answer, Grade):
+        return _verdict(criterion, answer, "")
+    found = _verdict(criterion, answer.value, answer.reason if type(answer.reason) is str else str(answer.reason or ""))
+    found.label, found.confidence = answer.label, answer.confidence
+    return found
 
 
 def _place(criterion: Criterion, error: BaseException) -> str:
@@ -120,11 +136,13 @@ def _verdict(criterion: Criterion, value: Any, reason: str) -> Verdict:
 
 
 def _shown(value: Any) -> str:
-    """What a check answered, shortened; also a number that Python refuses to write out."""
+    """What a check answered, shortened; also a number that Python refuses to write out, and what cannot be written at all."""
     try:
         return reprlib.repr(value)
     except ValueError:
         return f"a {type(value).__name__} of more digits than are written out"
+    except SystemExit:
+        return f"a {type(value).__name__} that cannot be written out"
 
 
 def combine(criteria: Sequence[Criterion], verdicts: Sequence[Verdict]) -> ScoreResult:
