@@ -1,5 +1,7 @@
 """Files and answers that would take the memory or the time of a whole job."""
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,46 @@ def test_yaml_that_stands_for_more_than_a_rubric_is_refused_at_once(own_folder: 
     for read in (load_rubric, load_judge, portable_rubric):
         with pytest.raises(RubricError, match=what):
             read("r.yaml")
+    assert time.monotonic() - began < 15
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ".".join(["a"] * 100_000) + " = 1",
+        "[" + " . ".join(["a"] * 100_000) + "]",
+        "[[criteria]]\ntext = { " + ".".join(['"a b"', "'c'"] * 50_000) + " = 1 }",
+        't = """x\\""" # """""\n' + ".".join(["a"] * 100_000) + " = 1",
+    ],
+    ids=["key", "table", "quoted", "after a text"],
+)
+def test_toml_with_a_dotted_key_of_thousands_of_parts_is_refused_at_once(own_folder: Path, text: str) -> None:
+    """In a process of its own: without the limit it takes hours."""
+    Path("r.toml").write_text(text)
+    read = (
+        "from assay.rubrics import load_rubric\ntry:\n    load_rubric('r.toml')\nexcept Exception as error:\n    print(type(error).__name__, error)"
+    )
+    done = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith("RubricError r.toml: a key has more than 16 parts")
+
+
+@pytest.mark.parametrize("quote", ['"', "'", '"""', "'''"])
+def test_dots_in_toml_texts_and_comments_are_no_keys(own_folder: Path, quote: str) -> None:
+    dots = ".".join("abcdefghijklmnopqrstuvwxyz")
+    Path("r.toml").write_text(f"# it's {dots}\n[[criteria]]\nname = 'a'\ntext = {quote}Is {dots} # 1.2 said?{quote} # {dots}\nweight = 1.5\n")
+    judge = load_rubric("r.toml").criteria[0].judge
+    assert judge is not None
+    assert dots in judge.text
+
+
+@pytest.mark.parametrize(
+    "text", ['"' + '\\"' * 1_000_000, '"""' + '\\"""' * 500_000, "'" * 2_000_001, "a" * 2_000_000, "a . " * 15 + " " * 2_000_000]
+)
+def test_toml_that_is_not_finished_is_refused_at_once(own_folder: Path, text: str) -> None:
+    Path("r.toml").write_text(text)
+    began = time.monotonic()
+    with pytest.raises(RubricError, match="cannot be read"):
+        load_rubric("r.toml")
     assert time.monotonic() - began < 15
 
 

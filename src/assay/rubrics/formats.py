@@ -14,6 +14,12 @@ from assay.rubrics.yamlfiles import read_text
 
 __all__ = ["points_rubric", "read_foreign"]
 
+_MOST_PARTS = 16  # of a dotted key in TOML: tomllib's time grows with the square of their number
+_TOML_TEXTS = re.compile(  # strings and comments; an unfinished string reaches as far as tomllib looks for its end
+    r'''"""(?:\\.|[^\\])*?(?:"""|\Z)"{0,2}|\'{3}.*?(?:\'{3}|\Z)\'{0,2}|"(?:\\.|[^"\\\n])*+"?|\'[^\'\n]*+\'?|\#[^\n]*+''', re.DOTALL
+)
+_LONG_KEY = re.compile(rf"(?<![\w-])(?:[\w-]++[ \t]*+\.[ \t]*+){{{_MOST_PARTS}}}")
+
 
 def read_foreign(path: Path, *, resolver: Resolver | None = None) -> Rubric:
     """A rubric from a `.toml` or `.json` file of another tool.
@@ -26,7 +32,7 @@ def read_foreign(path: Path, *, resolver: Resolver | None = None) -> Rubric:
     """
     try:
         text = read_text(path)
-        data = tomllib.loads(text) if path.suffix.lower() == ".toml" else json.loads(text)
+        data = _toml(text, path) if path.suffix.lower() == ".toml" else json.loads(text)
     except RubricError:
         raise
     except (ValueError, RecursionError) as error:
@@ -41,6 +47,19 @@ def read_foreign(path: Path, *, resolver: Resolver | None = None) -> Rubric:
         return Rubric(path.stem, criteria, resolver=resolver)
     except RubricError as error:
         raise RubricError(f"{path}: {error}") from None
+
+
+def _toml(text: str, path: Path) -> Any:
+    """What a TOML text says.
+
+    Raises:
+        RubricError: a key has more parts than one of a rubric can have.
+        ValueError: not TOML.
+    """
+    bare = _TOML_TEXTS.sub(lambda found: "" if found[0].startswith("#") else "s", text)
+    if _LONG_KEY.search(bare):
+        raise RubricError(f"{path}: a key has more than {_MOST_PARTS} parts joined by dots; keys of a rubric have one: name, text, weight, choices")
+    return tomllib.loads(text)
 
 
 def _verifiers(entry: Mapping[str, Any], where: str) -> Criterion:
