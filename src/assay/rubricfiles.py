@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.deployment.artifact import is_artifact
-from assay.errors import RubricError
+from assay.errors import ArtifactError, RubricError
 from assay.jobs import load_rubric
 from assay.rubrics import SHIPPED
 from assay.rubrics.yamlfiles import read_yaml
@@ -84,6 +84,8 @@ class _Carrier:
     def _of_code(self, name: str, folder: Path) -> str | None:
         try:
             module, attribute = located(name, folder=folder)
+        except ArtifactError:
+            raise
         except Exception as error:
             raise RubricError(f"{name!r} cannot be imported: {type(error).__name__}: {error}") from error
         source = SourceFiles()

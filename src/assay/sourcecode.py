@@ -4,7 +4,7 @@ Every folder is a namespace of its own: a helper `tools.py` beside one program i
 `sys.path` stays as it is. The names that a file may import are, in order: modules of its own folder (of the folder above
 its package, where it is in one), whatever Python finds, modules of the working directory, modules of the folders of
 programs that were loaded before. `importlib.import_module` and `__import__` in such a file find the same names. Running such a file
-runs its code: `load_source` is the only way in.
+runs its code: `load_source` is the only way in. Files that lie in an artifact run only where it names them and is trusted.
 """
 
 import builtins
@@ -23,6 +23,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
+from assay.artifactcode import check_source
 from assay.openedfiles import notice, watching
 
 __all__ = ["NoSuchFile", "alone", "attribute_of", "import_named", "is_private", "load_source", "located", "qualified_name", "relocated", "root_of"]
@@ -131,6 +132,7 @@ class _Loader(SourceFileLoader):
         return self.source_to_code(self.get_data(self.path), self.path)
 
     def exec_module(self, module: ModuleType) -> None:
+        check_source(Path(self.path), imported=True)
         self.namespace.files[Path(self.path)] = _stamp(Path(self.path))
         module.__dict__["__builtins__"] = {**vars(builtins), "__import__": self.namespace.import_}
         notice(self.path)  # of whoever imports it
@@ -196,6 +198,7 @@ def load_source(path: str | Path) -> ModuleType:
     Raises:
         NoSuchFile: no such file.
         ImportError: it is not a Python file, or its name cannot be that of a module.
+        ArtifactError: it lies in an artifact that does not name it, or that is not trusted.
         Exception: whatever the file raises.
     """
     file = Path(path).resolve()
@@ -205,6 +208,7 @@ def load_source(path: str | Path) -> ModuleType:
     dotted = ".".join(file.relative_to(root).with_suffix("").parts)
     if file.suffix != ".py" or "." in file.stem:
         raise ImportError(f"{path} cannot be imported: a module's file is called NAME.py, without other dots")
+    check_source(file)
     if root != file.parent and (module := _known_to_python(dotted, file)) is not None:
         return module
     importlib.invalidate_caches()
@@ -230,6 +234,7 @@ def import_named(name: str, *, folders: Sequence[Path] = ()) -> ModuleType:
         Exception: whatever the module raises.
     """
     top = name.partition(".")[0]
+    _check_found(name)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -241,6 +246,19 @@ def import_named(name: str, *, folders: Sequence[Path] = ()) -> ModuleType:
             if namespace.has(top, loose=True):
                 return namespace.load(name)
         raise
+
+
+def _check_found(name: str) -> None:
+    """Checks the files that Python finds for a name, as `load_source` does: the working directory may be an artifact's folder."""
+    parts, places = name.split("."), None
+    for at in range(1, len(parts) + 1):
+        dotted = ".".join(parts[:at])
+        spec = None if dotted in sys.builtin_module_names else PathFinder.find_spec(dotted, places)
+        if spec is None:
+            return
+        if spec.origin is not None and spec.has_location and "site-packages" not in Path(spec.origin).parts:
+            check_source(Path(spec.origin), imported=True)
+        places = list(spec.submodule_search_locations or [])
 
 
 def located(name: str, *, folder: Path | None = None) -> tuple[ModuleType, str]:

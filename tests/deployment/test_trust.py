@@ -201,6 +201,82 @@ def test_a_rubric_that_lies_in_an_artifact_needs_the_artifacts_trust(own_folder:
     assert assay.load_rubric(artifact / "rubric" / "rubric.yaml", trust=True).name == "r"
 
 
+@pytest.mark.parametrize(
+    ("place", "check"),
+    [
+        ("rubric/rubric.yaml", "../x/chk.py:right"),  # a file that is in no hash
+        ("r.yaml", "chk.py:right"),
+        ("r.yaml", "x/chk.py:right"),
+        ("rubric/rubric.yaml", "subprocess:call"),
+        ("rubric/rubric.yaml", "beside:right"),  # of the working directory
+    ],
+)
+def test_code_that_a_rubric_in_an_artifact_names_needs_trust_wherever_it_lies(own_folder: Path, place: str, check: str) -> None:
+    code = "import pathlib\npathlib.Path('ran').touch()\ndef right(task, prediction, rollout): return 1.0\n"
+    text = f"name: r\ncriteria:\n- {{name: right, check: '{check}'}}\n"
+    artifact = shipped(own_folder / "a")
+    for file in (artifact / "x" / "chk.py", artifact / "chk.py", own_folder / "beside.py"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(code)
+    (artifact / place).parent.mkdir(exist_ok=True)
+    (artifact / place).write_text(text)
+    if place.startswith("rubric/"):
+        forged(artifact, rubric_files={"rubric.yaml": hashlib.sha256(text.encode()).hexdigest()})
+    with pytest.raises(ArtifactError):
+        assay.load_rubric(artifact / place)
+    with pytest.raises(ArtifactError):
+        load_judge(f"{artifact / place}:right")
+    if check.endswith("chk.py:right"):
+        with pytest.raises(ArtifactError, match="not in the artifact's manifest"):
+            assay.load_rubric(artifact / place, trust=True)  # trust is for what the manifest names
+        assert not Path("ran").exists()
+    elif place.startswith("rubric/"):
+        assert assay.load_rubric(artifact / place, trust=True).name == "r"
+
+
+@pytest.mark.parametrize("place", ["source/agent.py", "chk.py"])
+def test_a_file_of_an_artifact_is_the_artifacts_code_whoever_names_it(own_folder: Path, place: str) -> None:
+    artifact, mark = with_source(own_folder / "a")
+    shutil.copy(artifact / "source" / "agent.py", artifact / "chk.py")
+    Path("r.yaml").write_text(f"name: r\ncriteria:\n- {{name: right, check: 'a/{place}:QA'}}\n")
+    for name in (f"a/{place}:QA", f"a/{place}"):
+        with pytest.raises(ArtifactError):
+            load_program(name)
+    with pytest.raises(ArtifactError):
+        assay.load_rubric("r.yaml")
+    with pytest.raises(ArtifactError):
+        load_judge(f"a/{place}:QA")
+    assert not mark.exists()
+    if place == "source/agent.py":
+        assert assay.load_rubric("r.yaml", trust=True).name == "r"
+        load_program(f"a/{place}:QA")
+        assert mark.exists()
+    else:
+        with pytest.raises(ArtifactError, match="not in the artifact's manifest"):
+            assay.load_rubric("r.yaml", trust=True)
+        assert not mark.exists()
+
+
+def test_ones_own_rubric_and_files_beside_manifests_of_others_run_as_before(own_folder: Path) -> None:
+    code = b"def right(task, prediction, rollout): return 1.0\n"
+    rubric = {
+        "rubric.yaml": b"name: r\ncriteria:\n- {name: right, check: 'code/c.py:right'}\n- {name: on, check: 'subprocess:call'}\n",
+        "code/c.py": code,
+    }
+    manifest = {"program": "math_qa", "settings": {"adapter": "json", "parameters": {}}}
+    artifact = save_artifact(own_folder / "a", load_program("math_qa"), manifest, splits={}, report="", rubric=rubric)
+    assert assay.load_rubric(artifact / "rubric" / "rubric.yaml").name == "r"
+    (artifact / "notes.md").write_text("mine")
+    load_artifact(artifact)
+    only_named = {"rubric.yaml": b"name: r\ncriteria:\n- {name: on, check: 'subprocess:call'}\n"}
+    second = save_artifact(own_folder / "b", load_program("math_qa"), manifest, splits={}, report="", rubric=only_named)
+    assert assay.load_rubric(second / "rubric" / "rubric.yaml").name == "r"
+    Path("manifest.json").write_text(json.dumps({"format": 1, "kind": "grpo", "files": {}}))  # of an export, or of a web page
+    Path("c.py").write_bytes(code)
+    Path("r.yaml").write_text("name: mine\ncriteria:\n- {name: right, check: 'c.py:right'}\n")
+    assert assay.load_rubric("r.yaml").name == "mine"
+
+
 def test_the_address_in_an_artifact_of_others_gets_no_key(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_SECRET", "k")
     artifact = shipped(own_folder / "a", api_base="http://127.0.0.1:9/v1", api_key_env="MY_SECRET", model="openai/m")

@@ -7,6 +7,7 @@ Loading an artifact whose program is not a shipped or installed one runs the Pyt
 import functools
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -16,10 +17,11 @@ from typing import Any
 
 import dspy
 
+from assay.artifactcode import around, listed, named_code
 from assay.deployment import trust
 from assay.deployment.building import check_name, check_program
 from assay.deployment.reading import FORMAT, RUBRIC, SOURCE, code_of, hash_of_files, hash_of_manifest, hash_of_text, read_json, verified
-from assay.errors import ArtifactError, ProgramError
+from assay.errors import ArtifactError, ProgramError, RubricError
 from assay.judges import Judge
 from assay.judges.base import rebuilt
 from assay.models import LanguageModel, get_lm
@@ -28,6 +30,7 @@ from assay.programs import Agent, AgentParameters, program_state, restore_progra
 from assay.programs.compose import Configured, EnsembleProgram, NearestDemos, is_agent
 from assay.programs.constructor import constructor_config
 from assay.programs.loading import program_class
+from assay.rubrics.yamlfiles import MOST_BYTES, read_yaml
 from assay.sourcecode import qualified_name, relocated
 from assay.sourcefiles import FILES, SourceFiles
 
@@ -144,7 +147,7 @@ def save_artifact(
             written = _place(ready, folder)
     except OSError as error:
         raise ArtifactError(f"cannot write the artifact to {folder}: {error}. Choose another folder with --out") from error
-    if _wants_trust(whole):
+    if _wants_trust(whole) or any(_code_named_in(place, content) for place, content in (rubric or {}).items()):
         trust.allow(whole["sha256"], written)
     return written
 
@@ -282,6 +285,8 @@ def load_artifact(path: str | Path, *, program: dspy.Module | None = None) -> Ar
             f"{folder}: {error}. A file that the program reads belongs into {FILES} of its module; a program that takes arguments which are not "
             "JSON (tools, clients) is loaded into an instance: assay.load(path, program=MyProgram(…))"
         ) from error
+    except trust.UntrustedArtifact:
+        raise
     except ArtifactError as error:
         raise ArtifactError(f"{folder}: {error}") from None
     except Exception as error:
@@ -298,15 +303,34 @@ def _demand_trust(folder: Path, manifest: Mapping[str, Any], kind: str = SOURCE)
 
 
 def demand_trust_around(path: str | Path) -> None:
-    """Of a rubric's or judge's file that lies in an artifact: its checks are the artifact's code, and need the same trust.
+    """Of a rubric's or judge's file that lies in an artifact: the code that it names is run for the artifact, and needs the artifact's trust.
 
     Raises:
-        ArtifactError: the artifact is not as it was written. UntrustedArtifact: its code is not trusted.
+        ArtifactError: the artifact is not as it was written, or names no such file. UntrustedArtifact: its code is not trusted.
     """
-    place = Path(path).resolve()
-    around = next((folder for folder in place.parents if is_artifact(folder) and place.is_relative_to(folder / RUBRIC)), None)
-    if around is not None:
-        _demand_trust(around, verified(around), RUBRIC)
+    file = Path(re.sub(r"(\.ya?ml):\w+$", r"\1", str(path), flags=re.IGNORECASE)).resolve()  # a rubric's judge is RUBRIC.yaml:NAME
+    if (found := around(file)) is None:
+        return
+    folder, place = found[0], file.relative_to(found[0]).as_posix()
+    if file.is_relative_to(folder / RUBRIC):
+        _demand_trust(folder, verified(folder), RUBRIC)
+    if not file.is_file() or not (named := _code_named_in(place, file.read_bytes())):
+        return
+    if place not in listed(manifest := verified(folder)):
+        raise ArtifactError(
+            f"{folder}: {place} names code ({named[0]}) and is not in the artifact's manifest. Move your own files to a folder of their own"
+        )
+    trust.demand(manifest["sha256"], folder, f"names code in {place} that would be run ({', '.join(named[:8])})")
+
+
+def _code_named_in(place: str, content: bytes) -> list[str]:
+    """The names of code in a rubric's or judge's YAML file; none where it is no such file, or cannot be read."""
+    if not place.lower().endswith((".yaml", ".yml")) or len(content) > MOST_BYTES:
+        return []
+    try:
+        return list(named_code(read_yaml(content.decode("utf-8"), place)[0]))
+    except (RubricError, ValueError):
+        return []
 
 
 def _built(folder: Path, manifest: dict[str, Any], given: dspy.Module | None) -> dspy.Module:

@@ -11,7 +11,7 @@ from typing import Any
 import dspy
 
 from assay.datasets import Task
-from assay.errors import ProgramError
+from assay.errors import ArtifactError, ProgramError
 from assay.programs.agent import Agent, BaseAgent
 from assay.programs.compose import Configured, EnsembleProgram, NearestDemos
 from assay.programs.shipped import Classify, Extract, MathQA
@@ -48,6 +48,8 @@ def program_class(name: str) -> Any:
         module, attribute = located(name)
     except NoSuchFile:
         raise ProgramError(f"no such file: {module_name}") from None
+    except ArtifactError:
+        raise
     except Exception as error:
         raise ProgramError(f"{module_name!r} cannot be imported: {_told(error)}") from error
     try:
@@ -77,6 +79,8 @@ def _only_program(path: Path) -> str:
         raise ProgramError(f"no such file: {path}")
     try:
         module = load_source(path)
+    except ArtifactError:
+        raise
     except Exception as error:
         raise ProgramError(f"{str(path)!r} cannot be imported: {_told(error)}") from error
     own = [v for v in vars(module).values() if inspect.isclass(v) and v.__module__ == module.__name__ and not inspect.isabstract(v)]

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import pydantic
 import yaml
 
-from assay.errors import RubricError
+from assay.errors import ArtifactError, RubricError
 from assay.rubrics import checks, steps
 from assay.rubrics.conditions import no_such_condition
 from assay.rubrics.criteria import Check, Criterion, Essential, JudgeSpec
@@ -257,6 +257,8 @@ def import_check(path: str, folder: Path | None = None) -> Check:
         raise RubricError(f"no check is called {path!r}: give 'package.module:name' or one of {', '.join(known)}.{hint}")
     try:
         check = attribute_of(path, folder=folder)
+    except ArtifactError:
+        raise
     except Exception as error:
         raise RubricError(f"check {path!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(check):
