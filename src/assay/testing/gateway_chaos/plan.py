@@ -108,6 +108,8 @@ def script_of(seed: int, call: Call) -> Script:
         pieces = []
     if kind == "odd" or (spec.stream and rng.random() < 0.3):
         pieces = list(_cut_anywhere(rng, b"".join(pieces)))
+    if ending != "whole" and len(pieces) == 1:  # half of the pieces are sent
+        pieces = [pieces[0][:20], pieces[0][20:]]
     return Script(kind, 200, tuple(pieces), ending, rng.uniform(0.2, 0.6) if kind == "slow" else 0.0, text, calls)
 
 
@@ -150,8 +152,6 @@ def _streamed(rng: random.Random, kind: str, dialect: str, events: list[bytes]) 
         return [*events[:half], event, *events[half:]]
     if kind == "short":
         return events[:half] if half < len(events) else [events[0][: len(events[0]) // 2]]
-    if kind == "cut" and len(events) == 1:
-        return [events[0][:20], events[0][20:]]
     return [_odd(rng, event) for event in events] if kind == "odd" else events
 
 
