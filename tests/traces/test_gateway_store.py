@@ -27,6 +27,7 @@ from assay.traces.upstreams import upstream_of
 
 KEY = "gateway-key-1"
 OWNER = {"Authorization": f"Bearer {KEY}"}
+COMMAND = ("--model", "m", "--upstream", "http://127.0.0.1:9", "--port", "0", "--json")
 
 
 @contextmanager
@@ -252,14 +253,29 @@ def test_how_many_calls_a_killed_gateway_lost_is_unknown(tmp_path: Path) -> None
     assert "has not ended, or was killed" in stats["unrecorded_reason"]
 
 
+def test_serve_that_is_ended_as_soon_as_it_said_its_address_says_its_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(data: Any, **_: Any) -> None:
+        print(json.dumps(data))
+        if "url" in data:
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(serve, "print_json", said)
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        told = CliRunner().invoke(serve.command, [*COMMAND, "--store", str(tmp_path / "s.db")])
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert told.exit_code == 0, told.output
+    assert json.loads(told.stdout.splitlines()[-1])["calls"] == 0
+
+
 def test_serve_says_its_counts_though_the_store_stays_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "_FLUSH_S", 1.0)
     store = tmp_path / "s.db"
     Store(store).close()
-    command = ["--model", "m", "--upstream", "http://127.0.0.1:9", "--port", "0", "--json", "--store", str(store)]
     with locked(store):
         threading.Timer(2, signal.raise_signal, (signal.SIGTERM,)).start()
-        told = CliRunner().invoke(serve.command, command)
+        told = CliRunner().invoke(serve.command, [*COMMAND, "--store", str(store)])
     assert told.exit_code == 0, told.output
     assert json.loads(told.stdout.splitlines()[-1])["rows_waiting"] > 0
     assert "are written when the store is opened again" in told.stderr

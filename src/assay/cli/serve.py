@@ -109,6 +109,9 @@ async def _serve(
         opened.close()
         raise AssayError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port") from None
     address = f"http://{'[' + host + ']' if ':' in host else host}:{where}"
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):  # before it says that it is there: who started it may end it at once
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
     unknown = Unrecorded(0, f"the gateway {run_id} has not ended, or was killed")  # until its own count is there
     opened.put_run(run_id, kind="serve", config=config, status="running", started_at=started, unrecorded=unknown)
     if as_json:
@@ -118,9 +121,6 @@ async def _serve(
     shown.say(f"  {bases}" + ("" if key is None else "  (callers must send the key)"))
     if key is None:
         print(f"  ASSAY_KEY={gateway.access.key}  (for this run: rewards, feedback, the model, counts)", file=unscrubbed(sys.stderr), flush=True)
-    ended = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
     try:
         await ended.wait()
     finally:
