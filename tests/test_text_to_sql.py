@@ -97,11 +97,48 @@ def test_a_result_has_a_limit_in_bytes(agent: ModuleType) -> None:
     import tracemalloc
 
     tracemalloc.start()
-    wide = ", ".join(["randomblob(90000)"] * 40)
-    for sql in ("SELECT randomblob(2000000) FROM Track", "SELECT randomblob(90000) FROM Track", f"SELECT {wide} FROM Track", "SELECT 1" + ", 1" * 60):
+    wide = ", ".join(["a.b"] * 40)
+    for sql in (
+        "SELECT randomblob(2000000) FROM Track",
+        "SELECT randomblob(90000) FROM Track",
+        "SELECT randomblob(9000) FROM Track",
+        f"SELECT {wide} FROM (SELECT randomblob(9000) b FROM Track) a",
+        "SELECT 1" + ",1" * 60,
+    ):
         with pytest.raises((sqlite3.Error, sqlite3.DataError)):
             agent.query(sql)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 20_000_000
     assert len(agent.query("SELECT * FROM Track")) == 200
+
+
+COUNTING = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM c LIMIT {}) "
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        COUNTING.format(20_000) + "SELECT randomblob(99000) FROM c ORDER BY 1",
+        COUNTING.format(200_000) + "SELECT randomblob(9900) FROM c ORDER BY 1",
+        "WITH RECURSIVE c(x) AS (SELECT randomblob(9900) UNION SELECT randomblob(9900) FROM c LIMIT 400000) SELECT COUNT(*) FROM c",
+        "WITH a0 AS (SELECT 1)" + "".join(f", a{at} AS (SELECT 1 FROM a{at - 1}, a{at - 1} b)" for at in range(1, 20)) + " SELECT 1 FROM a19",
+    ],
+    ids=["sorted", "small values", "union", "tables of tables"],
+)
+def test_a_query_has_seconds_and_a_few_megabytes_of_the_database_too(agent: ModuleType, sql: str) -> None:
+    """In a process of its own: tracemalloc does not see SQLite's memory."""
+    measured = (
+        "import resource, sys, time\nfrom importlib import import_module\nsys.path.insert(0, sys.argv[1])\nagent = import_module('agent')\n"
+        + (
+            "before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()\n"
+            "try:\n    agent.query(sys.argv[2])\nexcept agent.sqlite3.Error as error:\n    print(type(error).__name__)\n"
+            "print(time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+        )
+    )
+    done = subprocess.run([sys.executable, "-c", measured, str(EXAMPLE), sql], capture_output=True, text=True, timeout=60, check=True)
+    kind, numbers = done.stdout.strip().split("\n")
+    seconds, kilobytes = map(float, numbers.split())
+    assert kind in ("OperationalError", "DataError")
+    assert seconds < 10
+    assert kilobytes < 50_000

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -70,20 +71,25 @@ QUESTIONS = {  # wordings, the query, and the query for the values that stand in
 
 _READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 _MOST_BYTES = 1_000_000  # of a result
+_MOST_OF_VALUE = 10_000  # bytes; also of a row that the database sorts
+_MOST_OF_QUERY = 200  # bytes; tables of `WITH` that name each other are written out before any instruction is counted
+_INSTRUCTIONS = 10_000_000  # of SQLite's machine
+_SECONDS = 2.0  # of the clock: one instruction may be long, as `randomblob` of many bytes
 
 
 def query(sql: str) -> list[list[Any]]:
-    """Rows of one reading query on $CHINOOK, at most 200 of them, a megabyte, and a second's work.
+    """Rows of one reading query on $CHINOOK, at most 200 of them, a megabyte, ten million instructions of SQLite's, and two seconds.
 
     A file opened for reading is not enough: `VACUUM INTO` and `ATTACH` would write others.
     """
     path = Path(os.environ.get("CHINOOK", "chinook.sqlite")).resolve()
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as opened:
         opened.set_authorizer(lambda action, *_: sqlite3.SQLITE_OK if action in _READING else sqlite3.SQLITE_DENY)
-        opened.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 100_000)  # bytes of a value
+        opened.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_OF_VALUE)
+        opened.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, _MOST_OF_QUERY)
         opened.setlimit(sqlite3.SQLITE_LIMIT_COLUMN, 50)
-        left = iter(range(100))
-        opened.set_progress_handler(lambda: int(next(left, None) is None), 100_000)  # instructions of SQLite's machine
+        left, until = iter(range(_INSTRUCTIONS // 1000)), time.monotonic() + _SECONDS
+        opened.set_progress_handler(lambda: int(next(left, None) is None or time.monotonic() > until), 1000)  # called once in 1000 instructions
         found = opened.execute(sql)
         if found.description is None:
             raise sqlite3.OperationalError("this is no query")
