@@ -101,6 +101,9 @@ def test_a_word_that_stands_for_a_key_is_not_taken_out_of_texts(value: str, monk
             "api_key_env names the environment variable MY_KEY, which is not set",
         ),
         ("token: required", "token: required"),
+        ("passcode=Plant0123 jwt: Plant0123 pw=Plant0123", f"passcode={MARK} jwt: {MARK} pw={MARK}"),
+        ("POST https://hooks.slack.com/services/T01/B02/Plant0123: 404", f"POST https://hooks.slack.com/services/{MARK}: 404"),
+        ("GET https://h/a?X-Amz-Credential=Plant0123&X-Amz-Date=2026", f"GET https://h/a?X-Amz-Credential={MARK}&X-Amz-Date=2026"),
     ],
 )
 def test_messages_lose_keys_and_keep_what_they_say(text: str, bare: str) -> None:

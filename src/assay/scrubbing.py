@@ -14,10 +14,13 @@ import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Literal, TextIO, cast
 from urllib.parse import quote, unquote
+
+from assay.jsontexts import is_json, rewritten, with_values
 
 __all__ = [
     "MARK", "all_known", "credentials_in", "fields", "is_credential", "know", "known", "message", "results", "said", "scrub_logs", "scrubbed",
@@ -33,21 +36,31 @@ _MOST = 1000  # of them are remembered; the oldest go first
 
 # Of fields, letters alone: how a name ends. `token` alone is also a piece of text (of log-probabilities), `key` also that of a mapping.
 _STRONG = re.compile(
-    r"(?:authorization|authorizationtoken|apikey|apikeystring|apitoken|accesstoken|refreshtoken|authtoken|bearertoken|sessiontoken|oauthtoken|clientsecret"
+    r"(?:authorization|authorizationtoken|apikey|apikeystring|apitoken|accesstoken|refreshtoken|authtoken|bearertoken|sessiontoken|oauthtoken|clientsecret|jwttoken|^jwt"
     r"|secretkey|secretaccesskey|accesskey|accesskeyid|privatekey|subscriptionkey)$"
 )
-_WEAK = re.compile(r"(?:^token|^auth|^bearer|^pwd|cookie|secret|password|passwd|passphrase|^credentials?)$")  # where no model's or agent's text is
+_WEAK = re.compile(
+    r"(?:^token|^auth|^bearer|^pwd|cookie|secret|password|passwd|passphrase|passcode|^pw|^credentials?)$"
+)  # where no model's or agent's text is
 _VARIABLE = re.compile(
     r"(?:^|_)(?:API_?)?(?:KEYS?|TOKENS?|SECRETS?|PASS(?:WORD|WD|PHRASE)?|CREDENTIALS?|AUTH)(?:_(?:ID|\d+))?$|(?:APIKEY|PASSWORD|SECRET|TOKEN)$", re.I
 )
+_ANNOUNCED = re.compile(
+    r"key|token|secret|auth|cred|bearer|pass|cookie|jwt|pwd?|\\u|:(?:/|\\/)", re.I
+)  # in JSON that may hold a credential or address
 _HEADERS = frozenset(("headers", "extraheaders", "defaultheaders", "httpheaders", "requestheaders", "customheaders"))
 _PLAIN_HEADERS = re.compile(r"accept.*|content-.*|user-agent|host|connection|anthropic-(?:version|beta)|openai-(?:beta|organization|project)", re.I)
 _PLAIN = re.compile(r"[ !#-\[\]-~]+")  # written alike in JSON
-_FLAG = re.compile(r"--?[\w-]*(?:api-?key|token|secret|password|authorization)", re.I)
+_FLAG = re.compile(r"--?[\w-]*(?:api-?key|token|secret|passw(?:or)?d|passcode|jwt|authorization)", re.I)
+_FLAG_VALUE = re.compile(rf"(?<![\w-])(?P<flag>{_FLAG.pattern})=(?P<quote>[\"']?)(?P<value>[^\s\"']+)", re.I)
+_ITEM = re.compile(
+    r"(?P<name>[\w-]{2,60})(?P<sign>=|:\s*)(?P<value>(?:(?:bearer|basic|token)\s+)?\S{4,})", re.I
+)  # of a list: GITHUB_TOKEN=…, X-Api-Key: …
+_URLS = frozenset(("url", "uri", "imageurl", "fileuri", "fileurl", "serverurl"))  # fields of addresses, letters alone
 _TEXTS = frozenset(  # fields below which a model's or agent's texts are
     (
         "messages", "message", "input", "inputs", "instructions", "system", "prompt", "suffix", "content", "contents", "parts", "choices", "output",
-        "text", "arguments", "result", "reasoning", "refusal", "candidates", "description", "answer", "delta",
+        "text", "result", "reasoning", "refusal", "candidates", "description", "answer", "delta",
     )
 )  # fmt: skip
 _ERRORS = frozenset(("error", "errors", "failed_generation"))
@@ -68,11 +81,18 @@ _TOKENS = re.compile(
 )
 _LOGIN = re.compile(r"(?P<before>[a-z][a-z0-9+.-]{1,20}://)(?P<login>[^\s/?#@\"'<>]{1,300})@", re.I)
 _QUERY = re.compile(
-    r"(?P<name>[?&;](?:key|sig|signature|code|auth|[\w-]*(?:api[-_]?key|token|secret|password|authorization)))=(?P<value>[^&\s\"'<>#]{4,})", re.I
+    r"(?P<name>[?&;](?:key|sig|code|auth|jwt|pwd?|[\w-]*(?:api[-_]?key|access[-_]?key(?:[-_]?id)?|token|secret|passw(?:or)?d|passcode|authorization"
+    r"|signature|credential)))=(?P<value>[^&\s\"'<>#]{4,})",
+    re.I,
+)
+_ALSO_WORDS = re.compile(r"[?&;](?:key|code|auth|sig)", re.I)  # in an address that a model wrote often no credential's name
+_WEBHOOK = re.compile(
+    r"(?P<before>hooks\.slack(?:-gov)?\.com/(?:services|workflows|triggers)/|discord(?:app)?\.com/api/webhooks/)(?P<value>[\w/-]{8,})", re.I
 )
 _PEM = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY.*?(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z)", re.S)
 _PAIR = re.compile(  # a name and its value in a message
-    r"(?P<name>(?<![A-Za-z])[\w-]{0,40}?(?:authorization|authorization[-_]token|api[-_ ]?key|[-_]key|token|secret|passw(?:or)?d|credentials?|cookie)"
+    r"(?P<name>(?<![A-Za-z])[\w-]{0,40}?(?:authorization|authorization[-_]token|api[-_ ]?key|[-_]key|token|secret|passw(?:or)?d|passcode|jwt"
+    r"|(?<![A-Za-z0-9])pw|credentials?|cookie)"
     r"(?:\\*[\"'])?\s{0,3}(?:=>|[:=])\s{0,3}(?:\\*[\"'])?(?:(?:bearer|basic|token)\s+)?)(?P<value>[^\s\"'\\,;&<>(){}\[\]]{4,})",
     re.I,
 )
@@ -145,7 +165,21 @@ def _shapes(text: str, found: list[str] | None = None) -> str:
     if "://" in text or "?" in text:
         text = _LOGIN.sub(lambda m: taken(m["before"], m["login"].partition(":")[2] or m["login"], "@"), text)
         text = _QUERY.sub(lambda m: taken(m["name"] + "=", m["value"]), text)
+    text = _WEBHOOK.sub(lambda m: taken(m["before"], m["value"]), text)
     return _PEM.sub(lambda m: taken("", m[0]), text) if "PRIVATE KEY" in text else text
+
+
+def _address(text: str) -> str:
+    """An address that a model reads or writes without its password, signature or token; words that only may be one stay."""
+    if text.startswith("data:"):
+        return text
+
+    def is_one(value: str) -> bool:
+        return len(value) >= 16 and _LIKE_ONE.fullmatch(unquote(value)) is not None
+
+    text = _LOGIN.sub(lambda m: f"{m['before']}{MARK}@" if ":" in m["login"] or is_one(m["login"]) else m[0], text)
+    text = _QUERY.sub(lambda m: m[0] if _ALSO_WORDS.fullmatch(m["name"]) and not is_one(m["value"]) else f"{m['name']}={MARK}", text)
+    return _WEBHOOK.sub(lambda m: m["before"] + MARK, text)
 
 
 # -- values of fields
@@ -188,23 +222,26 @@ def results(value: Any) -> Any:
 
 
 _SCALARS, _NUMBERS, _LISTS = (str, int, float, type(None)), (int, float), (list, tuple)  # unions are made anew each time, which takes longest
-_TOLD = frozenset(("strong", "errors"))  # fields that say something of texts, too
+_TOLD = frozenset(("strong", "errors", "json", "url"))  # fields that say something of texts, too
 _CONTAINERS = (dict, list, tuple)
 
 
 def _names_in(value: Any) -> set[str]:
-    """The names of all fields, at any depth. Goes level by level, which takes half the time of going field by field."""
+    """The names of all fields, at any depth, but `arguments` only where some may hold a credential. Goes level by level, which takes half the
+    time of going field by field."""
     names: set[Any] = set()
+    told = False
     level = [value]
     while level:
         below = []
         for item in level:
             if isinstance(item, dict):
                 names.update(item)
+                told = told or (isinstance(text := item.get("arguments"), str) and _ANNOUNCED.search(text) is not None)
                 item = item.values()
             below += [part for part in item if isinstance(part, _CONTAINERS)]
         level = below
-    return {str(name) for name in names}
+    return {str(name) for name in names if told or name != "arguments"}
 
 
 class _Fields:
@@ -234,10 +271,52 @@ class _Fields:
             text = without(text, self.secrets)
         if mode == "texts" or len(text) < 8:
             return text
-        return message(text) if mode == "errors" else _shapes(text, self.found)
+        return message(text) if mode == "errors" else self._setting(text)
+
+    def _setting(self, text: str) -> str:
+        """A text of settings without shapes of credentials, and of JSON in it without fields for them."""
+        if is_json(text) and _ANNOUNCED.search(text):
+            with suppress(ValueError, RecursionError):
+                value = json.loads(text)
+                bare = self._of(value, "plain")
+                text = text if bare is value else rewritten(text, value, bare)
+            text = self._json(text, "plain")
+        if "=" in text:
+            text = _FLAG_VALUE.sub(lambda m: f"{m['flag']}={m['quote']}{self._value(m['value'])}", text)
+        return _shapes(text, self.found)
+
+    def _json(self, text: str, mode: Mode) -> str:
+        """JSON in a text without the values of fields for credentials; every other byte as it is."""
+
+        def changed(name: str, value: str) -> str:
+            kind = _kind(name)
+            if kind in ("strong", "weak") and is_credential(name, value, texts=mode == "texts"):
+                return self._value(value)
+            if kind == "url" and mode == "texts":
+                return _address(value)
+            return self._json(value, mode) if is_json(value) and _ANNOUNCED.search(value) else value
+
+        try:
+            return with_values(text, changed)
+        except RecursionError:
+            return text
+
+    def _value(self, value: str) -> str:
+        """What stands after the name of a credential, masked where it may be one."""
+        return value if MARK in value or _NOTHING.fullmatch(value) else str(self._masked(value))
+
+    def _item(self, text: str) -> str:
+        """An item of a list as a command takes it: `GITHUB_TOKEN=…`, `X-Api-Key: …`."""
+        if (found := _ITEM.fullmatch(text)) is None:
+            return text
+        name, sign, value = found["name"], found["sign"], found["value"]
+        told = is_credential(name) if sign == "=" else _kind(name) == "strong"
+        return f"{name}{sign}{self._value(value)}" if told else text
 
     def _list(self, value: Sequence[Any], mode: Mode) -> Any:
         new = [item if isinstance(item, _NUMBERS) else self._of(item, mode) for item in value]
+        if mode == "plain":
+            new = [self._item(item) if isinstance(item, str) else item for item in new]
         if mode == "plain" and len(new) > 1:  # ["--api-key", "…"]
             for at, (flag, item) in enumerate(pairwise(value), 1):
                 if isinstance(flag, str) and isinstance(item, str) and _FLAG.fullmatch(flag):
@@ -270,7 +349,12 @@ class _Fields:
             return self._masked(item)
         if name in self.errors and (mode == "plain" or self.errors is _NOTES):
             return self._of(item, "errors")
-        return self.of(item, "texts") if mode == "plain" and kind == "texts" else self._of(item, mode)
+        if kind == "json" and isinstance(item, str) and mode != "errors":
+            text = self._text(item, "texts")
+            return _Fields((), None, self.errors)._json(text, "texts") if is_json(text) and _ANNOUNCED.search(text) else text
+        if kind == "url" and isinstance(item, str) and mode == "texts":
+            return _address(self._text(item, mode))
+        return self.of(item, "texts") if mode == "plain" and kind in ("texts", "json") else self._of(item, mode)
 
     def _masked(self, item: Any) -> Any:
         if isinstance(item, list | tuple):
@@ -301,7 +385,7 @@ def is_credential(name: str, value: Any = None, *, texts: bool = False) -> bool:
 @lru_cache(maxsize=4096)
 def _kind(name: str) -> str:
     """What a field of this name holds: a credential for sure (`strong`) or where no text is (`weak`), headers, texts, messages of errors
-    (`errors`), what is `left` as it is, or nothing of these."""
+    (`errors`), JSON or texts (`json`), an address (`url`), what is `left` as it is, or nothing of these."""
     plain = "".join(c for c in name.lower() if c.isalnum())
     if name in _LEFT:
         return "left"
@@ -309,6 +393,8 @@ def _kind(name: str) -> str:
         return "strong"
     if _WEAK.search(plain) is not None or (name.isupper() and _VARIABLE.search(name) is not None):
         return "weak"
+    if name == "arguments" or plain in _URLS:
+        return "json" if name == "arguments" else "url"
     return "headers" if plain in _HEADERS else "texts" if name in _TEXTS else "errors" if name in _NOTES else ""
 
 

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from assay.scrubbing import MARK
 from assay.testing.serving import asked, post, served
+from assay.testing.upstream import ScriptedUpstream
 from assay.traces import Rollout, Store, Transition
 from assay.traces.gateway import Gateway
 from assay.traces.upstreams import HttpUpstream, LitellmUpstream, _without, upstream_of
@@ -91,6 +92,9 @@ def request_full_of(plant: Planted) -> tuple[dict[str, Any], dict[str, str], str
         "vault": {"aws_secret_access_key": plant(), "privateKey": plant(), "passphrase": plant(), "session-token": plant()},
         "options": [{"name": "X-Api-Key", "value": plant()}, {"credentials": [plant(), plant()]}],
     }  # fmt: skip
+    body["tools"].append({"type": "mcp", "args": [f"--token={plant()}", "-e", f"GITHUB_TOKEN={plant()}", "--header", f"X-Api-Key: {plant()}"],
+                          "config": json.dumps({"api_key": plant(), "headers": {"X-Any": plant()}, "env": [f"--password={plant()}"]})})  # fmt: skip
+    body["metadata"] |= {"jwt": plant(), "passcode": plant(), "pw": plant(), "hook": f"https://hooks.slack.com/services/T0/B0/{plant()}"}
     login = base64.b64encode(f"user:{plant()}".encode()).decode()
     headers = {
         "x-api-key": plant(), "api-key": plant(), "Authorization": f"Basic {login}", "Cookie": f"session={plant()}", "X-Goog-Api-Key": plant(),
@@ -104,6 +108,21 @@ def echo() -> Iterator[tuple[Echo, str]]:
     server = Echo()
     with served(server.app()) as url:
         yield server, url
+
+
+def conversation_full_of(plant: Planted) -> list[dict[str, Any]]:
+    """Messages with a secret in every part of a conversation that can hold nothing else there."""
+    called = {"api_key": plant(), "headers": {"Authorization": f"Bearer {plant()}"}, "deep": json.dumps({"clientSecret": plant()}), "q": "byte"}
+    return [
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "type": "function",
+                                                                "function": {"name": "f", "arguments": json.dumps(called)}}]},
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": json.dumps(called, separators=(",", ":"))[:-6]}},
+        {"role": "user", "content": [
+            {"type": "image_url", "image_url": {"url": f"https://u:{plant()}@h/a.png?sig={plant()}&X-Amz-Signature={plant()}&w=1"}},
+            {"type": "input_image", "image_url": f"https://h/a.png?X-Amz-Security-Token={plant()}"},
+            {"type": "file", "file_uri": f"https://u:{plant()}@h/f"},
+        ]},
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("how", ["error", "answer", "stream"])
@@ -223,6 +242,98 @@ def test_texts_that_merely_look_like_secrets_are_stored_byte_for_byte(tmp_path: 
         found = store.rollout(rollout.id)
     assert (found.inputs, found.prediction, found.metadata) == (rollout.inputs, rollout.prediction, rollout.metadata)
     assert (found.transitions[0].request, found.transitions[0].response, found.transitions[0].output) == (request, {"body": answer}, said)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_secrets_of_tool_calls_and_addresses_of_a_conversation_are_in_nothing_that_is_written(tmp_path: Path, stream: bool) -> None:
+    plant, upstream = Planted(), ScriptedUpstream()
+    messages = [*conversation_full_of(plant), {"role": "user", "content": "hello"}]
+    with Store(tmp_path / "s.db") as store, served(upstream.app()) as behind, served(Gateway(store, upstream_of("m", base=behind)).app()) as url:
+        status, _ = asked("POST", f"{url}/v1/chat/completions", {"messages": messages, "stream": stream})
+    assert (status, len(plant.all)) == (200, 8)
+    assert "hello" in everything_in(tmp_path)
+    assert plant.in_(everything_in(tmp_path)) == []
+
+
+def stored_body(tmp_path: Path, body: dict[str, Any]) -> dict[str, Any]:
+    """A request as the store has it."""
+    rollout = Rollout()
+    with Store(tmp_path / "s.db") as store:
+        store.put_rollout(rollout)
+        store.put_transition(rollout.id, Transition(t=0, model="m", request={"dialect": "chat", "body": body}))
+        store.flush()
+        found: dict[str, Any] = store.rollout(rollout.id).transitions[0].request["body"]
+    return found
+
+
+def said_with(arguments: str) -> dict[str, Any]:
+    return {"messages": [{"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": arguments}}]}]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "bare"),
+    [
+        ('{"q":1.0e3 , "api_key" :"sk-Plant0123456"}', '{"q":1.0e3 , "api_key" :"[key]"}'),
+        ('{"api_key": "sk-Plant0123456", "api_key": "x"}', '{"api_key": "[key]", "api_key": "x"}'),
+        ('[{"a": [":", "x"], "accessToken": "Plant0123456"}]', '[{"a": [":", "x"], "accessToken": "[key]"}]'),
+        ('{"é": "\\u00e9", "config": "{\\"api_key\\": \\"Plant0123456\\"}"}', '{"é": "\\u00e9", "config": "{\\"api_key\\": \\"[key]\\"}"}'),
+        ('{"api\\u005fkey": "Plant0123456", "cut": "of', '{"api\\u005fkey": "[key]", "cut": "of'),
+        ('{"n": 1, "headers": {"Authorization": "Bearer Plant0123456', '{"n": 1, "headers": {"Authorization": "[key]"'),
+        ('{"url": "https://u:Plant0123456@h/?X-Goog-Signature=Plant0123456&q=1"}', '{"url": "https://[key]@h/?X-Goog-Signature=[key]&q=1"}'),
+    ],
+)
+def test_arguments_of_a_tool_call_lose_the_credential_and_keep_every_other_byte(tmp_path: Path, arguments: str, bare: str) -> None:
+    assert stored_body(tmp_path, said_with(arguments)) == said_with(bare)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"password":"hunter22","token" : "word", "author": "Bearer of news", "key": "sk-learn-0123456789", "n": 1.0}',
+        '{"api_key": "a task", "api_key_env": "OPENAI_KEY1", "headers": {"X-Any": "Plant0123456"}, "schema": {"api_key": {"type": "string"}}}',
+        '{"url": "https://shop.example/item?code=SUMMER24&key=name1234", "uri": "https://me@h/x", "image_url": "data:image/png;base64,AA?sig=abcd1234"}',
+        '{"text": "{\\"api_key\\": is no JSON", "code": "x = {\\"token\\": 1}"}',
+        'api_key: "sk-Plant0123456" is no JSON',
+        '{"cut": "\\',
+        "",
+    ],
+)
+def test_arguments_of_a_tool_call_without_a_credential_stay_byte_for_byte(tmp_path: Path, arguments: str) -> None:
+    assert stored_body(tmp_path, said_with(arguments)) == said_with(arguments)
+
+
+def test_settings_without_a_credential_stay_byte_for_byte(tmp_path: Path) -> None:
+    schema = '{ "type":"object", "properties": {"password": {"type":"string"}, "api_key":{"type" : "string"}}, "required":["password"] }'
+    args = ["--max-tokens=4096", "--token=required", "--author=me", "LANG=en_US", "note: a list", "api_key: a text about keys", '{"a": 1.0}']
+    body = {"guided_json": schema, "args": args, "stop": ["Password: ", "token:"], "messages": []}
+    assert stored_body(tmp_path, body) == body
+
+
+def test_json_in_settings_keeps_the_form_that_it_was_written_in(tmp_path: Path) -> None:
+    told = {"n": 1.5, "é": ["x"], "api_key": "Plant0123456"}
+    forms: list[dict[str, Any]] = [{}, {"indent": 2}, {"separators": (",", ":"), "ensure_ascii": False}]
+    body = {"settings": [json.dumps(told, **form) for form in forms], "messages": []}
+    assert stored_body(tmp_path, body)["settings"] == [json.dumps({**told, "api_key": MARK}, **form) for form in forms]
+
+
+def test_a_conversation_goes_on_whose_tool_call_held_a_credential(tmp_path: Path) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"api_key":"sk-Plant0123456"}'}}
+    upstream = ScriptedUpstream()
+    with Store(tmp_path / "s.db") as store, served(upstream.app()) as behind, served(Gateway(store, upstream_of("m", base=behind)).app()) as url:
+        script = f"#answers {json.dumps([{'tool': 'f', 'arguments': {'api_key': 'sk-Plant0123456'}}, 'done'])}"
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+        asked_first = [{"role": "user", "content": script}]
+        _, told = post(f"{url}/v1/chat/completions", {"messages": asked_first, "tools": tools})
+        call["id"] = told["choices"][0]["message"]["tool_calls"][0]["id"]
+        turns = [
+            *asked_first,
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": call["id"], "content": "1"},
+        ]
+        assert post(f"{url}/v1/chat/completions", {"messages": turns, "tools": tools})[0] == 200
+        store.flush()
+        (rollout,) = [store.rollout(found.id) for found in store.rollouts()]
+    assert (len(rollout.transitions), rollout.transitions[0].tools[0].arguments) == (2, {"api_key": MARK})
 
 
 def test_what_a_rollout_is_opened_and_ended_with_keeps_no_credentials(echo: tuple[Echo, str], tmp_path: Path) -> None:
