@@ -59,6 +59,14 @@ def test_texts_that_are_written_as_differences_are_bounded(tmp_path: Path) -> No
     assert peak < 900
 
 
+@pytest.mark.parametrize("rows", [5_000_000, 40_000_000])
+def test_millions_of_rows_in_a_file_of_kilobytes_are_refused_before_any_is_read(tmp_path: Path, rows: int) -> None:
+    path = write(tmp_path / "rows.parquet", pyarrow.table({"question": pyarrow.repeat(True, rows)}))
+    assert path.stat().st_size < 200_000
+    with pytest.raises(DataError, match=f"it says it has {rows:,} rows"):
+        next(iter_rows(str(path)))
+
+
 def test_a_row_has_the_limit_of_a_line_of_json(tmp_path: Path) -> None:
     rng = random.Random(0)
     path = write(tmp_path / "row.parquet", pyarrow.table({"question": ["short", rng.randbytes(17 << 20).hex()[: 17 << 20]]}))
@@ -93,3 +101,8 @@ def test_many_rows_with_one_long_prompt_are_data(tmp_path: Path) -> None:
     prompt = "You are a helpful assistant. " * 200
     path = write(tmp_path / "p.parquet", pyarrow.table({"system": [prompt] * 20_000, "question": [f"q{i}" for i in range(20_000)]}))
     assert sum(1 for _ in iter_rows(str(path))) == 20_000
+
+
+def test_a_file_of_many_short_rows_is_data(tmp_path: Path) -> None:
+    path = write(tmp_path / "many.parquet", pyarrow.table({"question": list(range(300_000)), "answer": [at % 7 for at in range(300_000)]}))
+    assert sum(1 for _ in iter_rows(str(path))) == 300_000

@@ -20,6 +20,7 @@ _TIMES = 1000  # its own size
 _VALUES = 32 * 2**20  # values of a list column in a row group, each of which takes at least
 _LEAST = 1 / 128  # of a byte
 _OBJECT = 8  # bytes at least of any value
+_DICT = 64  # bytes at least of a row as a Python object
 _TEXTS = ("STRING", "NONE", "JSON", "ENUM", "BSON")
 
 
@@ -40,6 +41,7 @@ def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             pyarrow.parquet.ParquetFile(path, read_dictionary=lists) as file,
             pyarrow.parquet.ParquetFile(path, read_dictionary=[*flat, *lists]) as peeked,
         ):
+            _check_rows(file, path, most)
             for group in range(file.metadata.num_row_groups):
                 _check_claims(file, group, path, most)
                 rows = _rows_at_once(peeked, group, {*flat, *lists})
@@ -57,6 +59,13 @@ def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _too_much(path: Path, most: int) -> DataError:
     return DataError(f"{path}: its rows have more than {most >> 20} MiB, over {_TIMES} times the file's size: no data is like this")
+
+
+def _check_rows(file: Any, path: Path, most: int) -> None:
+    """Raises `DataError` where the rows, by their number, are more than is read: before any of them is."""
+    rows = sum(file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups))
+    if rows * (_DICT + _OBJECT * len(file.schema_arrow)) > most:
+        raise DataError(f"{path}: it says it has {rows:,} rows, in {path.stat().st_size:,} bytes: no data is like this")
 
 
 def _chunks(file: Any, at: int) -> list[Any]:
@@ -124,7 +133,7 @@ def _parts(batch: Any, where: str) -> Iterator[tuple[Any, int]]:
     Raises:
         DataError: one row is too large.
     """
-    size = sum(_size(column) for column in batch.columns)
+    size = _DICT * batch.num_rows + sum(_size(column) for column in batch.columns)
     if size <= _ROW:
         yield batch, size
     elif batch.num_rows <= 1:
