@@ -200,7 +200,7 @@ def predictor(
     wanted = program_inputs(inner)
     if columns and (missing := sorted(set(wanted or ()) - set(columns))):
         raise missing_inputs("the data", missing, columns)
-    name = model or (artifact.manifest["model"] if artifact else DEFAULT_MODEL)
+    name = model or (artifact.model if artifact else DEFAULT_MODEL)
     if api_base is None and model is None and artifact:
         api_base, api_key_env = artifact.endpoint.api_base, api_key_env or artifact.endpoint.api_key_env
     client = Endpoint(api_base, api_key_env).client(name)

@@ -250,7 +250,7 @@ def load_judge(source: str | Path, *, own_model: bool = False, **spec: Any) -> A
     if not isinstance(judge, Judge):
         raise ConfigError(f"{source} is an artifact of {type(judge).__name__}, not of a judge")
     if own_model and judge.model is None and has_provider(artifact.manifest["model"]):
-        judge.model, judge.endpoint = artifact.manifest["model"], artifact.endpoint
+        judge.model, judge.endpoint = artifact.model, artifact.endpoint
     return judge
 
 

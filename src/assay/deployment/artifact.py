@@ -19,6 +19,7 @@ import dspy
 
 from assay.artifactcode import around, listed, named_code
 from assay.deployment import trust
+from assay.deployment.asking import has_address, imported_types, model_addresses
 from assay.deployment.building import check_name, check_program
 from assay.deployment.reading import FORMAT, RUBRIC, SOURCE, code_of, hash_of_files, hash_of_manifest, hash_of_text, read_json, verified
 from assay.errors import ArtifactError, ProgramError, RubricError
@@ -61,6 +62,18 @@ class Artifact:
         return dict(self.manifest["settings"])
 
     @property
+    def model(self) -> str:
+        """The model that it was measured with.
+
+        Raises:
+            UntrustedArtifact: its name holds an address, which somebody else's artifact says.
+        """
+        model: str = self.manifest["model"]
+        if has_address(model):
+            trust.demand(self.manifest["sha256"], self.path, f"sends prompts to the address in its model {model!r}, unless a model is named")
+        return model
+
+    @property
     def endpoint(self) -> Endpoint:
         """Where the model is asked that it was measured with.
 
@@ -68,6 +81,7 @@ class Artifact:
             UntrustedArtifact: prompts and a key would go where somebody else's artifact says.
         """
         address, variable = self.manifest.get("api_base"), self.manifest.get("api_key_env")
+        self.model  # noqa: B018 - it may hold an address too
         if address is not None or variable is not None:
             what = f"the key in ${variable}" if variable else "prompts and the provider's key"
             where = f"to {address}" if address else f"to the provider of {self.manifest['model']}"
@@ -79,7 +93,7 @@ class Artifact:
         manifest = self.manifest
 
         def own() -> LanguageModel:  # its address is looked at where no other model is set
-            return _own_lm(str(self.path), manifest["model"], self.endpoint, tuple(manifest.get("adapters") or ()))
+            return _own_lm(str(self.path), self.model, self.endpoint, tuple(manifest.get("adapters") or ()))
 
         return runnable(self.program, self.settings, own)
 
@@ -154,8 +168,8 @@ def save_artifact(
 
 def _wants_trust(manifest: Mapping[str, Any]) -> bool:
     """Whether anything that can be done with an artifact needs the user's trust."""
-    endpoint = manifest.get("api_base") is not None or manifest.get("api_key_env") is not None
-    return endpoint or bool((manifest.get("source") or {}).get("files") or code_of(manifest, RUBRIC))
+    endpoint = manifest.get("api_base") is not None or manifest.get("api_key_env") is not None or has_address(manifest.get("model"))
+    return endpoint or bool(_asked_by_config(manifest)) or bool((manifest.get("source") or {}).get("files") or code_of(manifest, RUBRIC))
 
 
 def _built_from(inner: dspy.Module) -> dict[str, Any]:
@@ -248,7 +262,7 @@ def _check_adapters(path: str | Path, model: str, wanted: list[str], lm: Languag
 def with_model_of(artifact: str | Path, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with the model that an artifact was measured with, and its address where they name none."""
     loaded = load_artifact(artifact)
-    found = {**options, "model": loaded.manifest["model"]}
+    found = {**options, "model": loaded.model}
     if options.get("api_base") is None:
         found |= {"api_base": loaded.endpoint.api_base, "api_key_env": options.get("api_key_env") or loaded.endpoint.api_key_env}
     return found
@@ -271,6 +285,8 @@ def load_artifact(path: str | Path, *, program: dspy.Module | None = None) -> Ar
     manifest = verified(folder)
     if program is None:
         _demand_trust(folder, manifest)
+        for why in _asked_by_config(manifest):
+            trust.demand(manifest["sha256"], folder, why)
     if _wants_trust(manifest):
         trust.remember(manifest["sha256"], folder)  # of one without code: its address
     try:
@@ -302,6 +318,14 @@ def _demand_trust(folder: Path, manifest: Mapping[str, Any], kind: str = SOURCE)
         trust.demand(manifest["sha256"], folder, f"holds Python code that would be run ({shown})")
 
 
+def _asked_by_config(manifest: Mapping[str, Any]) -> list[str]:
+    """What building the program from its arguments would do that needs trust, as sentences after the artifact's path."""
+    config = manifest.get("config")
+    types, addresses = imported_types(config), model_addresses(config)
+    imports = [f"would import modules for the types of its signature ({', '.join(types[:8])}), which runs their code"] if types else []
+    return imports + ([f"sends prompts to the address in its model {addresses[0]!r}"] if addresses else [])
+
+
 def demand_trust_around(path: str | Path) -> None:
     """Of a rubric's or judge's file that lies in an artifact: the code that it names is run for the artifact, and needs the artifact's trust.
 
@@ -320,15 +344,16 @@ def demand_trust_around(path: str | Path) -> None:
         raise ArtifactError(
             f"{folder}: {place} names code ({named[0]}) and is not in the artifact's manifest. Move your own files to a folder of their own"
         )
-    trust.demand(manifest["sha256"], folder, f"names code in {place} that would be run ({', '.join(named[:8])})")
+    trust.demand(manifest["sha256"], folder, f"names code that would be run, or an address, in {place} ({', '.join(named[:8])})")
 
 
 def _code_named_in(place: str, content: bytes) -> list[str]:
-    """The names of code in a rubric's or judge's YAML file; none where it is no such file, or cannot be read."""
+    """The names of code, and of models with an address, in a rubric's or judge's YAML file; none where it is no such file, or cannot be read."""
     if not place.lower().endswith((".yaml", ".yml")) or len(content) > MOST_BYTES:
         return []
     try:
-        return list(named_code(read_yaml(content.decode("utf-8"), place)[0]))
+        said = read_yaml(content.decode("utf-8"), place)[0]
+        return [*named_code(said), *model_addresses(said)]
     except (RubricError, ValueError):
         return []
 
