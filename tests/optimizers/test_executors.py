@@ -141,3 +141,49 @@ def test_runs_on_a_cluster_have_the_time_limit_and_may_not_end_their_host(server
     )  # fmt: skip
     assert dict(sorted(report.evaluation.scores.items())) == {"0": 0.0, "1": 0.0, "2": 1.0, "3": 1.0}
     assert report.evaluation.results["0"].failure is FailureKind.TIMEOUT
+
+
+PLAIN = """
+import functools
+
+class Doubter:
+    parameters = None
+
+    def set_parameters(self, parameters):
+        self.parameters = parameters
+
+    def execute(self, inputs):
+        return said(inputs["question"], self.parameters is not None)
+
+def said(question, sure):
+    return question if sure else "?"
+
+def marked(function):
+    @functools.wraps(function)
+    def called(question):
+        return function(question)
+    return called
+
+def ok(question):
+    return said(question, True)
+
+@marked
+def decorated(question):
+    return {"answer": said(question, True)}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ok", "decorated", "Doubter"])
+def test_a_function_or_agent_of_a_file_runs_on_a_cluster_with_what_stands_beside_it(
+    server: dict[str, str], cluster: Any, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "plain.py").write_text(PLAIN)
+    (tmp_path / "r.yaml").write_text("name: r\ncriteria:\n- {name: right, check: exact}\n")
+    rows = [{"id": str(at), "question": str(at), "answer": str(at), "split": "val"} for at in range(4)]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = assay.evaluate(
+        f"{tmp_path / 'plain.py'}:{name}", rubric=str(tmp_path / "r.yaml"), data=str(tmp_path / "d.jsonl"), store=tmp_path / "t.db", executor="ray",
+        preflight=False, **server,
+    )  # fmt: skip
+    assert list(report.evaluation.scores.values()) == [1.0] * 4

@@ -1,7 +1,9 @@
 """Where the runs of an evaluation happen: in threads here, or on many hosts through Ray. What comes back is the same."""
 
 import contextvars
+import functools
 import importlib.metadata
+import inspect
 import sys
 import threading
 from collections import deque
@@ -15,6 +17,7 @@ from assay.datasets import Task
 from assay.errors import ConfigError, MissingExtra, ModelError
 from assay.models.meter import Usage
 from assay.optimizers.session import Session, Student
+from assay.programs.wrapping import wrapped
 from assay.sourcecode import is_private
 from assay.traces import Rollout, Transition
 from assay.traces.missed import Unrecorded
@@ -213,7 +216,7 @@ class RayExecutor:
     def __call__(self, student: Student, tasks: Sequence[Task], session: Session) -> Iterator[tuple[Task, Any]]:
         """As `in_threads`."""
         parts = (student.program, *(inner for _, inner in student.program.named_sub_modules()))
-        _by_value({type(part).__module__ for part in parts}, self.ray)
+        _by_value({name for part in parts for name in _modules_of(part)}, self.ray)
         program = self.ray.put(student.program)
         settings = {**student.settings, "sample": student.sample, "group": student.group}
         # hosts cannot number rollouts that are alike over all of them: each evaluation is a scope of its own
@@ -278,6 +281,14 @@ class RayExecutor:
         prediction = dspy.Prediction(**(report.rollout.prediction or {}))
         prediction._rollout, prediction._result, prediction._has_tools = report.rollout, report.result, report.has_tools
         return prediction
+
+
+def _modules_of(part: Any) -> set[str]:
+    """The modules that a program's class comes from, and the function or agent that it wraps."""
+    inner = wrapped(part)
+    called = inner.func if isinstance(inner, functools.partial) else inner
+    function = inspect.unwrap(called) if inspect.isfunction(called) else called
+    return {str(getattr(found, "__module__", "")) for found in (type(part), type(inner), called, function)}
 
 
 def _by_value(modules: Collection[str], ray: Any) -> None:
