@@ -341,6 +341,29 @@ def test_sft_takes_good_rollouts_by_call_or_as_whole_conversations(store: Store)
     assert [[m["content"] for m in row["messages"]] for row in whole] == [["a", "b", "c", "d"]]
 
 
+@pytest.mark.parametrize(
+    ("answered", "history", "same"),
+    [
+        ('{"x": "1"}', '{"x":"1"}', True), ('{"x": "1", "y": 2}', '{"y":2,"x":"\\u0031"}', True), ("", "{}", True), ('{"x": NaN}', '{"x":NaN}', True),
+        ('{"x": 1e999}', '{"x":1e999}', True), ('{"x": "\\ud800"}', '{"x":"\\ud800"}', True), ('{"x": 1', '{"x": 1', True),
+        ('{"x": 1}', '{"x": true}', False), ('{"x": "1"}', '{"x": "2"}', False),
+    ],
+)  # fmt: skip
+def test_a_whole_conversation_is_one_row_however_its_client_writes_arguments(store: Store, answered: str, history: str, same: bool) -> None:
+    def call(arguments: str) -> dict[str, Any]:
+        asked = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}]
+        return {"role": "assistant", "content": None, "tool_calls": asked}
+
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+    messages = [{"role": "user", "content": "a"}, call(history), {"role": "tool", "tool_call_id": "c1", "content": "r"}]
+    response = {"body": {"choices": [{"message": call(answered), "finish_reason": "tool_calls"}]}}
+    first = Transition(t=0, model="m", request={"dialect": "chat", "body": {"messages": messages[:1], "tools": tools}}, response=response, output="")
+    second = Transition(t=1, model="m", request={"dialect": "chat", "body": {"messages": messages, "tools": tools}}, response=said("d"), output="d")
+    put(store, first, second)
+    found, _ = exported(store, "sft", whole=True)
+    assert [row["t"] for row in found] == ([1] if same else [0, 1])
+
+
 def test_demonstrations_of_a_dspy_program_can_be_left_out_and_a_conversation_cannot(store: Store) -> None:
     said_before = [("user", "1"), ("assistant", "one"), ("user", "2"), ("assistant", "two"), ("user", "3")]
     dspys = {"system": "Say it.", "messages": [{"role": role, "parts": [{"type": "text", "text": text}]} for role, text in said_before]}

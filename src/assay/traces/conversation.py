@@ -297,14 +297,14 @@ def _says(said: Message, later: Sequence[Message]) -> bool:
     text = _plain(" ".join(part_texts(message.get("content")) for message in later[:end]))
     calls = said.get("tool_calls") or []
     told = [call["function"] for message in later[:end] for call in message.get("tool_calls") or ()]
-    if calls and [(f["name"], _compact(f["arguments"])) for f in told] == [
-        (c["function"]["name"], _compact(c["function"]["arguments"])) for c in calls
+    if calls and [(f["name"], compact(f["arguments"])) for f in told] == [
+        (c["function"]["name"], compact(c["function"]["arguments"])) for c in calls
     ]:
         return True
     if any(len(call["id"]) > 3 and call["id"] in text for call in calls):
         return True
     own = _plain(part_texts(said.get("content")))
-    return bool(own and text) and (own in text or text in own or _compact(own) == _compact(text))
+    return bool(own and text) and (own in text or text in own or compact(own) == compact(text))
 
 
 def _held(message: Message) -> Message:
@@ -322,8 +322,8 @@ def _plain(text: str) -> str:
 def _extended(digest: bytes, message: Message) -> bytes:
     """The digest of a conversation with one more message. It is taken of each message of each request: a conversation comes whole every time."""
     calls = message.get("tool_calls")
-    compact = [(c["function"]["name"], _compact_once(c["function"]["arguments"])) for c in calls] if calls else ()
-    told = (message.get("role"), message.get("content") or "", compact, message.get("tool_call_id") or "")
+    asked = [(c["function"]["name"], _compact_once(c["function"]["arguments"])) for c in calls] if calls else ()
+    told = (message.get("role"), message.get("content") or "", asked, message.get("tool_call_id") or "")
     try:
         text = orjson.dumps(told, default=str)
     except TypeError:  # lone surrogates
@@ -333,14 +333,15 @@ def _extended(digest: bytes, message: Message) -> bytes:
 
 @lru_cache(10_000)
 def _compact_short(arguments: str) -> str:
-    return _compact(arguments)
+    return compact(arguments)
 
 
 def _compact_once(arguments: str) -> str:
-    return _compact_short(arguments) if len(arguments) < _REMEMBERED else _compact(arguments)
+    return _compact_short(arguments) if len(arguments) < _REMEMBERED else compact(arguments)
 
 
-def _compact(arguments: str) -> str:
+def compact(arguments: str) -> str:
+    """Arguments of a tool call in one form, as clients write the JSON of an answer in forms of their own; what is no JSON as it is."""
     try:
         return json.dumps(json.loads(arguments or "{}"), sort_keys=True)
     except (ValueError, RecursionError):

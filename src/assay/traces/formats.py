@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 
 from assay.traces.asked import asked_schema
+from assay.traces.conversation import compact
 from assay.traces.dialects import chat_tools
 from assay.traces.rendering import RowRenderer
 from assay.traces.rows import as_json
@@ -111,7 +112,10 @@ def _goes_on(later: Sequence[Mapping[str, Any]], said: Sequence[Mapping[str, Any
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     named = message.get("role") == "assistant"
-    return {key: value for key, value in _trained(message).items() if value not in (None, "") and not (named and key == "name")}
+    plain = {key: value for key, value in message.items() if value not in (None, "") and not (named and key == "name")}
+    if calls := message.get("tool_calls"):
+        plain["tool_calls"] = [{**call, "function": {**call["function"], "arguments": compact(call["function"]["arguments"])}} for call in calls]
+    return plain
 
 
 def grpo_rows(group: Sequence[Episode], renderer: RowRenderer, *, call: str = "last") -> Iterator[Row]:
