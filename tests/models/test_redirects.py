@@ -51,6 +51,31 @@ def redirecting() -> Iterator[tuple[str, Elsewhere]]:
             yield url, elsewhere
 
 
+@pytest.mark.parametrize("query", ["api_key=PASSWORD-1", "api-version=1&key=PASSWORD-1", "sig=PASSWORD-1#x", "access_token=PASSWORD-1"])
+def test_an_address_with_a_key_in_its_query_is_refused_and_not_said(query: str) -> None:
+    address = f"http://h/v1?{query}"
+    for refuse in (
+        lambda: Endpoint(address),
+        lambda: assay.get_lm("openai/m", api_base=address, api_key="k"),
+        lambda: upstream_of("m", base=address),
+    ):
+        with pytest.raises(ConfigError, match="must hold no key") as caught:
+            refuse()
+        assert "PASSWORD-1" not in str(caught.value)
+    assert Endpoint("http://h/v1?api-version=2024-10-21").api_base
+
+
+@pytest.mark.parametrize("variable", ["OPENAI_BASE_URL", "OPENAI_API_BASE"])
+@pytest.mark.parametrize("address", ["http://u:PASSWORD-1@h/v1", "http://h/v1?api_key=PASSWORD-1"])
+def test_a_providers_variable_with_a_password_or_key_in_its_address_is_refused(variable: str, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, address)
+    for refuse in (lambda: assay.get_lm("openai/m", api_key="k"), lambda: upstream_of("openai/m")):
+        with pytest.raises(ConfigError, match=f"{variable} must hold no") as caught:
+            refuse()
+        assert "PASSWORD-1" not in str(caught.value)
+    assert assay.get_lm("openai/m", api_base="http://h/v1", api_key="k")
+
+
 @pytest.mark.parametrize("through", ["http", "litellm"])
 def test_the_gateway_follows_no_redirect_and_passes_none_on(redirecting: tuple[str, Elsewhere], tmp_path: Path, through: str) -> None:
     url, elsewhere = redirecting

@@ -305,6 +305,13 @@ def test_a_path_that_is_not_spoken_is_counted_without_the_token_in_it(stage: Sta
     assert stage.gateway.stats()["not_spoken"] == {"/v1/embeddings": 1, "/feedback": 1}
 
 
+@pytest.mark.parametrize("stage", [{}], indirect=True)
+def test_paths_that_are_not_spoken_are_counted_without_ids(stage: Stage) -> None:
+    for path in ("/v1/files/file-0123456789abcdef", "/v1/files/file-9876543210fedcba", "/webhook/Plant0123456789%20x", "/health/1"):
+        asked("GET", f"{stage.url}{path}", None)
+    assert stage.gateway.stats()["not_spoken"] == {"/v1/files/*": 2, "/webhook/*": 1, "/health/*": 1}
+
+
 def test_serve_prints_the_key_that_it_made(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "assay", "serve", "--model", "m", "--upstream", "http://127.0.0.1:9", "--port", "0", "--json"]
     process = subprocess.Popen([*command, "--store", str(tmp_path / "s.db")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

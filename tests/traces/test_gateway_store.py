@@ -82,6 +82,9 @@ def test_other_requests_are_served_while_the_store_is_locked(stage: Stage) -> No
         assert stage.manage("/assay/rollouts", {"id": "mine"})[0] == 422
         assert get(f"{stage.url}/health")["status"] == "ok"
         assert time.perf_counter() - clock < 5
+        clock = time.perf_counter()
+        assert get(f"{stage.url}/assay/stats", **OWNER)["rows_waiting"] > 0
+        assert time.perf_counter() - clock < 4
         assert stage.gateway.stats()["rows_waiting"] > 0
     for thread in waiting:
         thread.join(60)

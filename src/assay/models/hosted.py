@@ -14,7 +14,7 @@ from dspy.utils.exceptions import ContextWindowExceededError, LMServerError
 
 from assay.models.answers import failure_in, text_of, with_completion
 from assay.models.redirects import no_redirects
-from assay.models.roles import check_address
+from assay.models.roles import check_address, check_variables
 from assay.scrubbing import fields, know
 
 __all__ = ["HostedBackend", "quiet_litellm"]
@@ -47,6 +47,8 @@ class HostedBackend:
         # another server may serve other weights under the same name
         self.address = str(self.lm.kwargs.get("api_base") or self.lm.kwargs.get("base_url") or "")
         check_address(self.address, instead="give the key as api_key")
+        if not self.address:
+            check_variables(self.lm.model)
         keys: list[str] = []
         fields(self.lm.kwargs, found=keys)  # its key, and those in its headers
         know(*keys)

@@ -8,15 +8,16 @@ import os
 import re
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from assay.errors import ConfigError
-from assay.scrubbing import know
+from assay.scrubbing import is_credential, know
 
-__all__ = ["PROVIDER", "Endpoint", "check_address", "is_embedded", "is_local", "with_local_key"]
+__all__ = ["PROVIDER", "Endpoint", "check_address", "check_variables", "is_embedded", "is_local", "with_local_key"]
 
 PROVIDER = "provider"  # in place of an address: the provider's own
 _NO_KEY = "none"  # clients want one; servers on this machine or network mostly do not
+_KEYS = frozenset(("key", "sig", "signature", "code"))  # of an address's query, also keys
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -47,12 +48,27 @@ def check_address(address: str | None, name: str = "api_base", instead: str = ""
     Raises:
         ConfigError: there is one; the message does not say it.
     """
-    netloc = re.split(r"[/?#\\]", address.partition("://")[2] if "://" in address else address, maxsplit=1)[0] if address else ""
-    if "@" in netloc:
+    if not address:
+        return
+    netloc = re.split(r"[/?#\\]", address.partition("://")[2] if "://" in address else address, maxsplit=1)[0]
+    query = parse_qsl(address.partition("?")[2].partition("#")[0], keep_blank_values=True)
+    asked = next((told for told, _ in query if is_credential(told) or told.lower() in _KEYS), None)
+    if "@" in netloc or asked is not None:
+        held = "user or password" if "@" in netloc else f"key (?{asked}=…)"
         known = instead or f"put the key into an environment variable, and name that with {name.removesuffix('api_base')}api_key_env"
-        raise ConfigError(
-            f"{name} must hold no user or password, which would be stored and shown with it: {known}", flag=f"--{name.replace('_', '-')}"
-        )
+        flag = "" if name.isupper() else f"--{name.replace('_', '-')}"
+        raise ConfigError(f"{name} must hold no {held}, which would be stored and shown with it: {known}", flag=flag)
+
+
+def check_variables(model: str) -> None:
+    """Refuses a user, password or key in the environment variables from which litellm takes the address of a model's provider.
+
+    Raises:
+        ConfigError: there is one; the message does not say it.
+    """
+    provider = (model.partition("/")[0] if "/" in model else "openai").upper().replace("-", "_")
+    for name in (f"{provider}_BASE_URL", f"{provider}_API_BASE"):
+        check_address(os.environ.get(name), name, f"put the key into {provider}_API_KEY")
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from assay.traces.dialects import DIALECTS
 from assay.traces.live import LiveRollouts, check_status, rollout_id_of
 from assay.traces.passing import json_body, pass_on, sent_secrets
 from assay.traces.records import Rollout
-from assay.traces.relay import Relay, inner_path
+from assay.traces.relay import Relay, inner_path, without_ids
 from assay.traces.store import Store
 from assay.traces.upstreams import EmbeddedUpstream, HttpUpstream, LitellmUpstream, upstream_of
 
@@ -41,7 +41,7 @@ _LOG = logging.getLogger("assay.gateway")
 _OWN = ("/assay", "/feedback", "/health", "/reward", "/close")  # of the gateway itself: never passed on
 _AZURE = ("/openai/deployments/{deployment}", "/openai/v1", "/openai")  # how addresses begin that name no dialect's own path
 _STATUS = {FailureKind.TIMEOUT: 504, FailureKind.CONTEXT: 400}  # of a failed call by its kind; others are 502
-_STORE_S, _FLUSH_S, _COUNTS_S = 30.0, 25.0, 5.0  # that a request waits for the store
+_STORE_S, _FLUSH_S, _COUNTS_S = 30.0, 25.0, 0.5  # that a request waits for the store
 Upstream = HttpUpstream | LitellmUpstream
 
 
@@ -403,7 +403,7 @@ class Gateway:
         return _error(404, f"{path} is not spoken here: there are {', '.join(DIALECTS.values())}")
 
     def _count_refused(self, path: str) -> None:
-        path = message(path)[:200]
+        path = without_ids(message(path))[:200]
         name = path if path in self.past or len(self.past) < 100 else "other"
         self.past[name] = self.past.get(name, 0) + 1
 
@@ -411,8 +411,8 @@ class Gateway:
         return web.json_response({"status": "ok", "model": self.upstream.name})
 
     async def _stats(self, request: web.Request) -> web.Response:
-        with suppress(StoreError):
-            await self._from_store(self.store.flush, _COUNTS_S)
+        with suppress(StoreError, TimeoutError):  # its threads may all be waiting, too
+            await asyncio.wait_for(self._from_store(self.store.flush, _COUNTS_S), _COUNTS_S)
         return web.json_response(self.stats())
 
     def stats(self) -> dict[str, Any]:

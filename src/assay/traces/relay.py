@@ -21,6 +21,11 @@ _NAMES = 100  # paths that are counted by name
 _PART = re.compile(r"v\d+\w*|[A-Za-z_:.-]{1,40}")  # of a path; others are ids
 
 
+def without_ids(path: str) -> str:
+    """A path with `*` for its parts that may be ids."""
+    return "/".join(part if not part or _PART.fullmatch(part) else "*" for part in path.split("/"))
+
+
 def inner_path(request: web.Request) -> str:
     """A request's path without the rollout or token that it names, as it was sent."""
     return _PLACE.sub("", request.rel_url.raw_path)
@@ -62,6 +67,6 @@ class Relay:
 
     def _count(self, method: str, path: str) -> None:
         self.lm_calls += is_lm_request(method, path)
-        name = f"{method} {'/'.join(part if not part or _PART.fullmatch(part) else '*' for part in path.split('/'))}"
+        name = f"{method} {without_ids(path)}"
         name = name if name in self.counts or len(self.counts) < _NAMES else "other"
         self.counts[name] = self.counts.get(name, 0) + 1

@@ -19,7 +19,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from assay.errors import ConfigError
-from assay.models.roles import check_address, is_embedded
+from assay.models.roles import check_address, check_variables, is_embedded
 from assay.models.transports import accounted
 from assay.scrubbing import MARK, know
 from assay.traces import gemini
@@ -292,6 +292,7 @@ def upstream_of(
             tools=backend.supports_function_calling, idle_s=idle_s,
         )  # fmt: skip
     provider, _, rest = model.partition("/")
+    check_variables(model)
     litellm = LitellmUpstream(model, {"api_key": key} if key else {}, idle_s=idle_s)
     if provider in _PROVIDERS:
         address, variables, dialects = _PROVIDERS[provider]
