@@ -1,18 +1,21 @@
 """Files and answers that would take the memory or the time of a whole job."""
 
+import json
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from assay.datasets import make_task
 from assay.errors import RubricError
 from assay.judges.loading import load_judge
+from assay.models.limits import limited
 from assay.rubricfiles import portable_rubric
-from assay.rubrics import Criterion, Rubric, checks, load_rubric
+from assay.rubrics import Criterion, Rubric, checks, load_rubric, schemas
 from assay.rubrics.criteria import Grade, NoGrade
 
 TASK = make_task({"inputs": {"question": "?"}, "expected": {"answer": "1"}})
@@ -105,7 +108,7 @@ def test_the_numeric_check_decides_on_numbers_of_any_size(answer: Any) -> None:
 
 
 def test_a_pattern_that_backtracks_for_ever_leaves_the_criterion_unscored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "_MATCH_S", 0.2)
+    monkeypatch.setattr(schemas, "_MATCH_S", 0.2)
     began = time.monotonic()
     for ask in (
         lambda: checks.regex(TASK, {"answer": "a" * 40 + "!"}, None, pattern=r"(a|aa)+\d"),
@@ -125,3 +128,111 @@ def test_patterns_mean_what_they_meant() -> None:
     assert checks.json_schema(TASK, {"answer": "ab"}, None, schema=schema).value == 1.0
     wrong = checks.json_schema(TASK, {"answer": "ac"}, None, schema=schema)
     assert (wrong.value, wrong.reason) == (0.0, "$.answer: 'ac' does not match '^[ab]+$'.")
+
+
+@pytest.mark.parametrize("more", [{}, {"additionalProperties": False}, {"additionalProperties": {"type": "string"}}], ids=range(3))
+def test_a_pattern_of_names_that_backtracks_for_ever_leaves_the_criterion_unscored(monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]) -> None:
+    monkeypatch.setattr(schemas, "_MATCH_S", 0.2)
+    began = time.monotonic()
+    with pytest.raises(NoGrade, match="took more than"):
+        checks.json_schema(TASK, {"a" * 26 + "!": "x"}, None, schema={"patternProperties": {"^(a|a)*$": {"type": "string"}}, **more})
+    assert time.monotonic() - began < 5
+
+
+def fits(schema: dict[str, Any], answer: Any) -> Grade:
+    text = answer if isinstance(answer, str) else json.dumps(answer)
+    return checks.json_schema(TASK, {"answer": text}, None, schema=schema, field="answer")
+
+
+def test_the_keywords_of_a_schema_that_are_bounded_mean_what_they_meant() -> None:
+    named = {"type": "object", "properties": {"id": {"type": "integer"}}, "patternProperties": {"^x_": {"type": "string"}}}
+    unique, closed, typed = {"uniqueItems": True}, {**named, "additionalProperties": False}, {**named, "additionalProperties": {"type": "null"}}
+    cases: list[tuple[dict[str, Any], Any, bool]] = [
+        (named, {"x_a": "b", "y": 1}, True), (named, {"x_a": 1}, False), (named, [], False),
+        (closed, {"id": 1, "x_a": "b"}, True), (closed, {"y": 1}, False), (closed, {"id": "1"}, False),
+        (typed, {"y": None, "x_b": "b"}, True), (typed, {"y": 1}, False),
+        (unique, [1, True, 0, False, None, "1", [1], {"a": 1}, {"a": 2}], True), (unique, [1, 1.0], False), (unique, [[1], [1.0]], False),
+        (unique, [{"a": 1, "b": 2}, {"b": 2, "a": 1}], False), (unique, ["a", "a"], False), (unique, [[True], [1]], True), (unique, '"text"', True),
+        ({"uniqueItems": False}, [1, 1], True),
+    ]  # fmt: skip
+    for schema, answer, right in cases:
+        assert bool(fits(schema, answer).value) is right, (schema, answer)
+        plain = jsonschema.validators.validator_for(schema)(schema)
+        wrong = jsonschema.exceptions.best_match(plain.iter_errors(answer))
+        assert fits(schema, answer).reason == ("" if wrong is None else f"{wrong.json_path}: {wrong.message}.")
+
+
+def test_a_list_of_many_objects_is_looked_through_once() -> None:
+    began = time.monotonic()
+    assert fits({"uniqueItems": True}, [{"a": [at]} for at in range(3000)]).value == 1.0
+    assert time.monotonic() - began < 5
+
+
+def test_a_schema_that_cannot_be_bounded_is_refused() -> None:
+    schema = {"patternProperties": {"^a": {}}, "unevaluatedProperties": False}
+    with pytest.raises(RubricError, match="use additionalProperties instead"):
+        Rubric("r", [Criterion(name="c", check=checks.json_schema, arguments={"schema": schema})])
+
+
+def test_the_schema_check_has_the_time_limit() -> None:
+    both = {"anyOf": [{"items": {"$ref": "#"}, "type": "array"}, {"items": {"$ref": "#"}, "type": "array", "maxItems": 1}]}
+    rubric = Rubric("r", [Criterion(name="c", check=checks.json_schema, arguments={"schema": both, "field": "answer"})])
+    began = time.monotonic()
+    with limited(0.5):
+        result = rubric.score(TASK, {"answer": "[" * 30 + "1" + "]" * 30})
+    assert "took longer than the limit" in result.verdicts[0].reason
+    assert time.monotonic() - began < 10
+
+
+CYCLE: list[Any] = []
+CYCLE.append(CYCLE)
+
+
+class Unwritable:
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize(
+    ("schema", "answer"),
+    [
+        ({"type": "array"}, "[" * 100_000), ({"type": "integer"}, "1" * 5000), ({"type": "string"}, '"' + "x" * 2_000_000 + '"'),
+        ({"multipleOf": 0.01}, "1e999"), ({"multipleOf": 0.5}, "NaN"), ({"multipleOf": 0.01}, "1" * 400),
+        ({"type": "array", "items": {"$ref": "#"}}, "[" * 800 + "]" * 800),
+    ],
+    ids=["deep", "digits", "long", "infinite", "nan", "large", "deep for its schema"],
+)  # fmt: skip
+def test_no_answer_escapes_a_schema(schema: dict[str, Any], answer: str) -> None:
+    rubric = Rubric("r", [Criterion(name="c", check=checks.json_schema, arguments={"schema": schema, "field": "answer"})])
+    found = rubric.score(TASK, {"answer": answer})
+    assert found.value == 0.0
+    assert found.verdicts[0].reason
+
+
+@pytest.mark.parametrize("check", [checks.exact, checks.contains, checks.fields_match, checks.numeric])
+@pytest.mark.parametrize("answer", [[10**5000], CYCLE, Unwritable(), {("a", "b"): 1}, {"a": {1: [10**5000], "b": Unwritable()}}], ids=range(5))
+def test_no_answer_that_cannot_be_written_escapes_a_check(check: Any, answer: Any) -> None:
+    task = make_task({"inputs": {"question": "?"}, "expected": {"answer": "7777777"}})
+    found = Rubric("r", [Criterion(name="c", check=check)]).score(task, {"answer": answer})
+    assert found.value == 0.0
+    assert found.verdicts[0].reason
+
+
+def test_numbers_in_lists_are_compared_however_large() -> None:
+    task = make_task({"inputs": {"question": "?"}, "expected": {"answer": [10**5000]}})
+    assert checks.exact(task, {"answer": [10**5000]}, None).value == 1.0
+    assert checks.exact(task, {"answer": [10**5000 + 1]}, None).value == 0.0
+
+
+def test_names_and_steps_that_are_none_are_wrong_and_not_unscored() -> None:
+    found = Rubric("r", [Criterion(name="c", check=checks.exact)]).score(TASK, {1: "a", "b": 2})
+    assert found.value == 0.0
+    for steps in ("none", 5, ["search"], [None]):
+        assert checks.tool_adoption(TASK, {"answer": "1", "steps": steps}, None).value == 0.0
+
+
+def test_a_schema_that_never_ends_is_the_schemas_fault() -> None:
+    with pytest.raises(NoGrade, match="refers to itself without end"):
+        fits({"$ref": "#"}, [1])

@@ -7,12 +7,13 @@ expected output of the task. A check that has nothing to look at raises `NoGrade
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 from assay.datasets import Task
 from assay.rubrics.criteria import Grade, NoGrade, arguments_rule
+from assay.rubrics.schemas import MOST_CHARACTERS, is_schema, matches, wrong_by
 from assay.traces.records import Rollout
 
 __all__ = [
@@ -29,7 +30,7 @@ __all__ = [
     "tool_adoption",
 ]
 
-_MATCH_S = 2.0
+_UNWRITABLE = (Exception, SystemExit, GeneratorExit)  # what `__str__` of an agent's own class may raise
 _MOST_BITS = 14_000  # of a number that is written out in decimal
 _NUMBER = re.compile(r"[-+\u2212]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3})?(?:\s*/\s*\d+(?:\.\d+)?)?")
 
@@ -79,14 +80,31 @@ def _found(prediction: dict[str, Any], name: str) -> Any:
 def _differs(prediction: dict[str, Any], name: str, wanted: Any) -> str:
     """What is wrong where a field is not what was expected."""
     if name not in prediction:
-        return f"expected {_text(wanted)!r}, and the prediction has no field {name!r}; it has {sorted(prediction)}"
+        return f"expected {_text(wanted)!r}, and the prediction has no field {name!r}; it has {sorted(map(_text, prediction))}"
     return f"expected {_text(wanted)!r}, found {_text(_found(prediction, name))[:200]!r}"
 
 
 def _text(value: Any) -> str:
+    """A value as text. What an agent answers can always be written, so that no answer leaves a criterion unscored."""
+    if isinstance(value, str):
+        return str.__str__(value)
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         return hex(value)  # Python writes no number out in decimal that has more than 4300 digits
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        try:
+            return json.dumps(value, ensure_ascii=False, default=str)
+        except ValueError:
+            return json.dumps(_long_as_hex(value), ensure_ascii=False, default=str)
+    except _UNWRITABLE:  # equal to nothing but itself
+        return f"<{type(value).__name__} at {id(value):x}, which cannot be written as text>"
+
+
+def _long_as_hex(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_long_as_hex(name): _long_as_hex(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_long_as_hex(part) for part in value]
+    return hex(value) if isinstance(value, int) and value.bit_length() > _MOST_BITS else value
 
 
 def _words(prediction: dict[str, Any], name: str) -> str:
@@ -131,7 +149,11 @@ def parse_number(value: Any) -> float | int | None:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    text = str(value).rpartition("####")[2] or str(value)
+    try:
+        whole = str(value)
+    except _UNWRITABLE:
+        return None
+    text = whole.rpartition("####")[2] or whole
     matches = _NUMBER.findall(text[-2000:])
     if not matches:
         return None
@@ -167,26 +189,11 @@ def numeric(task: Task, prediction: dict[str, Any], rollout: Rollout | None, fie
     return Grade(value=float(right), reason="" if right else f"Expected {_text(target)[:200]}, found {_text(number)[:200]}.")
 
 
-def _matches(pattern: str, text: str, *, whole: bool = True) -> bool:
-    """Whether a text matches, within `_MATCH_S`: some patterns take years of some texts, and Python's own `re` holds all threads for as long.
-
-    Raises:
-        NoGrade: it took too long.
-    """
-    import regex
-
-    compiled = regex.compile(pattern, regex.DOTALL if whole else 0)
-    try:
-        return (compiled.fullmatch if whole else compiled.search)(text, timeout=_MATCH_S) is not None
-    except TimeoutError:
-        raise NoGrade(f"the pattern {pattern!r} took more than {_MATCH_S:g} s on {len(text)} characters: write one that backtracks less") from None
-
-
 @arguments_rule(_is_pattern)
 def regex(task: Task, prediction: dict[str, Any], rollout: Rollout | None, pattern: str, field: str = "answer") -> Grade:
     """1 where the whole field matches the pattern."""
     found = _words(prediction, field)[:100_000]
-    match = _matches(pattern, found.strip())
+    match = matches(pattern, found.strip())
     return Grade(value=float(match), reason="" if match else f"{found[:200]!r} does not match {pattern!r}.")
 
 
@@ -209,38 +216,19 @@ def one_of(task: Task, prediction: dict[str, Any], rollout: Rollout | None, valu
     return Grade(value=float(allowed), reason="" if allowed else f"{found[:200]!r} is not one of {list(values)}.")
 
 
-def _is_schema(schema: dict[str, Any], **_: Any) -> None:
-    import jsonschema
-
-    jsonschema.validators.validator_for(schema).check_schema(schema)
-
-
-def _validator(schema: dict[str, Any]) -> Any:
-    """The schema's validator, with patterns that have a time limit."""
-    import jsonschema
-
-    def pattern(validator: Any, wanted: str, value: Any, _: Any) -> Iterator[Any]:
-        if validator.is_type(value, "string") and not _matches(wanted, value, whole=False):
-            yield jsonschema.ValidationError(f"{value!r} does not match {wanted!r}")
-
-    kind = jsonschema.validators.validator_for(schema)
-    extend: Any = jsonschema.validators.extend
-    return extend(kind, {"pattern": pattern})(schema)
-
-
-@arguments_rule(_is_schema)
+@arguments_rule(is_schema)
 def json_schema(task: Task, prediction: dict[str, Any], rollout: Rollout | None, schema: dict[str, Any], field: str | None = None) -> Grade:
     """1 where the field (or the whole prediction) holds JSON that the schema accepts."""
-    import jsonschema
-
     value: Any = prediction if field is None else _found(prediction, field)
+    if len(text := _text(value)) > MOST_CHARACTERS:
+        return Grade(value=0.0, reason=f"{field or 'The prediction'} has {len(text)} characters; json_schema reads at most {MOST_CHARACTERS}.")
     if field is not None and isinstance(value, str):
         try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
-            return Grade(value=0.0, reason=f"{field} is not JSON: {error}.")
-    wrong = jsonschema.exceptions.best_match(_validator(schema).iter_errors(value))
-    return Grade(value=1.0) if wrong is None else Grade(value=0.0, reason=f"{wrong.json_path}: {wrong.message[:300]}.")
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            return Grade(value=0.0, reason=f"{field} is not JSON: {str(error)[:200]}.")
+    wrong = wrong_by(schema, value)
+    return Grade(value=0.0, reason=wrong) if wrong else Grade(value=1.0)
 
 
 @arguments_rule(_is_limit)
@@ -258,7 +246,8 @@ def _tools(prediction: dict[str, Any], rollout: Rollout | None) -> list[dict[str
     steps = prediction.get("steps")
     if steps is None:
         raise NoGrade("neither a rollout nor the prediction's 'steps' tells which tools were called")
-    return [{"name": step.get("tool"), "error": step.get("error")} for step in steps]
+    listed = steps if isinstance(steps, list | tuple) else ()
+    return [{"name": step.get("tool"), "error": step.get("error")} for step in listed if isinstance(step, Mapping)]
 
 
 def tool_adoption(task: Task, prediction: dict[str, Any], rollout: Rollout | None, tool: str | None = None) -> Grade:

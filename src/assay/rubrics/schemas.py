@@ -1,0 +1,141 @@
+"""What a pattern or a JSON schema says of an agent's answer, in bounded time. The package `jsonschema` asks Python's `re`, which on some texts
+takes years and holds all threads for as long, and compares the items of a list each with each: both keywords are replaced here.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from assay.rubrics.criteria import NoGrade
+
+__all__ = ["MOST_CHARACTERS", "is_schema", "matches", "wrong_by"]
+
+MOST_CHARACTERS = 1_000_000  # of an answer that a schema is asked about
+_MATCH_S = 2.0
+_DEEP = 20  # levels that every schema can be asked about
+
+
+def matches(pattern: str, text: str, *, whole: bool = True) -> bool:
+    """Whether a text matches, within `_MATCH_S`.
+
+    Raises:
+        NoGrade: it took too long.
+    """
+    import regex
+
+    compiled = regex.compile(pattern, regex.DOTALL if whole else 0)
+    try:
+        return (compiled.fullmatch if whole else compiled.search)(text, timeout=_MATCH_S) is not None
+    except TimeoutError:
+        raise NoGrade(f"the pattern {pattern!r} took more than {_MATCH_S:g} s on {len(text)} characters: write one that backtracks less") from None
+
+
+def is_schema(schema: dict[str, Any], **_: Any) -> None:
+    """Raises what is wrong with a schema."""
+    import jsonschema
+
+    jsonschema.validators.validator_for(schema).check_schema(schema)
+    if _has(schema, "unevaluatedProperties") and _has(schema, "patternProperties"):
+        raise ValueError("unevaluatedProperties and patternProperties in one schema have no time limit: use additionalProperties instead")
+
+
+def _has(part: Any, keyword: str) -> bool:
+    if isinstance(part, Mapping):
+        return keyword in part or any(_has(inner, keyword) for inner in part.values())
+    return isinstance(part, list | tuple) and any(_has(inner, keyword) for inner in part)
+
+
+def wrong_by(schema: dict[str, Any], value: Any) -> str:
+    """What a schema has against a value; empty where nothing. A value that cannot be checked is wrong.
+
+    Raises:
+        NoGrade: a pattern took too long, or the schema refers to itself without end.
+    """
+    import jsonschema
+
+    try:
+        wrong = jsonschema.exceptions.best_match(_validator(schema).iter_errors(value))
+    except (ArithmeticError, TypeError, ValueError) as error:  # of numbers such as Infinity, or keys that are no texts
+        return f"It cannot be checked: {str(error)[:200]}."
+    except RecursionError:
+        if _is_deeper(value, _DEEP):
+            return "It is nested too deeply to be checked."
+        raise NoGrade("the schema refers to itself without end") from None
+    return "" if wrong is None else f"{wrong.json_path}: {wrong.message[:300]}."
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return levels == 0 or any(_is_deeper(part, levels - 1) for part in parts)
+
+
+def _validator(schema: dict[str, Any]) -> Any:
+    """The schema's validator, with keywords that take bounded time."""
+    import jsonschema
+
+    kind = jsonschema.validators.validator_for(schema)
+    extend: Any = jsonschema.validators.extend
+    known = {name: function for name, function in _BOUNDED.items() if name in kind.VALIDATORS}
+    return extend(kind, known)(schema)
+
+
+def _pattern(validator: Any, wanted: str, value: Any, _: Any) -> Iterator[Any]:
+    import jsonschema
+
+    if validator.is_type(value, "string") and not matches(wanted, value, whole=False):
+        yield jsonschema.ValidationError(f"{value!r} does not match {wanted!r}")
+
+
+def _pattern_properties(validator: Any, wanted: Mapping[str, Any], value: Any, _: Any) -> Iterator[Any]:
+    if validator.is_type(value, "object"):
+        for pattern, inner in wanted.items():
+            for name, part in value.items():
+                if matches(pattern, name, whole=False):
+                    yield from validator.descend(part, inner, path=name, schema_path=pattern)
+
+
+def _additional_properties(validator: Any, allowed: Any, value: Any, schema: Mapping[str, Any]) -> Iterator[Any]:
+    import jsonschema
+
+    if not validator.is_type(value, "object"):
+        return
+    patterns, listed = schema.get("patternProperties", {}), schema.get("properties", {})
+    more = [name for name in value if name not in listed and not any(matches(pattern, name, whole=False) for pattern in patterns)]
+    if validator.is_type(allowed, "object"):
+        for name in more:
+            yield from validator.descend(value[name], allowed, path=name)
+    elif not allowed and more:
+        shown = ", ".join(repr(name) for name in sorted(more, key=str))
+        if patterns:
+            told = ", ".join(repr(pattern) for pattern in sorted(patterns))
+            yield jsonschema.ValidationError(f"{shown} {'does' if len(more) == 1 else 'do'} not match any of the regexes: {told}")
+        else:
+            verb = "was" if len(more) == 1 else "were"
+            yield jsonschema.ValidationError(f"Additional properties are not allowed ({shown} {verb} unexpected)")
+
+
+def _unique_items(validator: Any, wanted: bool, value: Any, _: Any) -> Iterator[Any]:
+    import jsonschema
+
+    if wanted and validator.is_type(value, "array") and len({_key(part) for part in value}) < len(value):
+        yield jsonschema.ValidationError(f"{value!r} has non-unique elements")
+
+
+def _key(value: Any) -> str:
+    """A text that is the same for values that are equal in JSON: 1 and 1.0, but not 1 and true."""
+    if isinstance(value, bool) or value is None:
+        return str(value)
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, int | float):
+        return repr(value) if isinstance(value, float) and not value.is_integer() else hex(int(value))
+    if isinstance(value, Mapping):
+        return "{" + ",".join(sorted(f"{_key(name)}:{_key(part)}" for name, part in value.items())) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(_key(part) for part in value) + "]"
+    return f"<{id(value)}>"
+
+
+_BOUNDED = {
+    "pattern": _pattern, "patternProperties": _pattern_properties, "additionalProperties": _additional_properties, "uniqueItems": _unique_items,
+}  # fmt: skip
