@@ -70,7 +70,7 @@ def test_compare_says_that_an_artifact_was_made_with_the_tasks(flags: list[str])
         n = found["b"]["n"]
         assert [note.partition(" (")[0] for note in found["notes"]] == [f"{n} of these {n} tasks were used to compile {artifact}"]
     shown = " ".join(invoked("compare", "mine.py:Mine", artifact, *flags, "--split", "train").split())
-    assert "its score on them is biased upwards. split='test' compares on tasks that it has not seen" in shown
+    assert "its score on them is biased upwards. --split test compares on tasks that it has not seen" in shown
     assert json.loads(invoked("compare", "mine.py:Mine", artifact, *flags, "--split", "test", "--json"))["notes"] == []
 
 

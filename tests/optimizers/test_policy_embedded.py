@@ -364,7 +364,7 @@ def test_what_is_retained_is_named_apart(embedded: str) -> None:
                 "--micro",
                 "2",
             ],
-            "micro=2 must divide the 9 rollouts",
+            "--micro 2 must divide the 9 rollouts",
         ),
         (["train", "grpo", "math_qa", "--name", "../x", "--rubric", "math_qa", "--data", DATA], "cannot name an adapter"),
         (["train", "rloo", "math_qa", "--name", "x", "--rubric", "math_qa", "--data", DATA, "--retain", "extract"], "must be PROGRAM,RUBRIC,DATA"),

@@ -171,9 +171,10 @@ def _stats_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     def by(name: str) -> str:
         return ", ".join(f"{part} {count:,}" for part, count in found[name].items()) or "–"
 
-    unrecorded = f"{counted(found['unrecorded'], 'LM calls')}"
     if found["unrecorded"] is None:
-        unrecorded = "unknown, at least {unrecorded_seen} LM calls ({unrecorded_reason})".format(**found)
+        unrecorded = f"unknown, at least {counted(found['unrecorded_seen'], 'LM calls')} ({found['unrecorded_reason']})"
+    else:
+        unrecorded = counted(found["unrecorded"], "LM calls")
     unpriced = "a call has no known price" if found["unrecorded"] == 0 else "LM calls that went past the recorder are in no price"
     mean = "–" if found["mean_score"] is None else f"{found['mean_score']:.3f}"
     return [
