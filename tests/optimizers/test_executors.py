@@ -127,7 +127,7 @@ def test_an_outbox_keeps_the_last_of_each_record_and_is_emptied() -> None:
 @pytest.mark.slow
 def test_runs_on_a_cluster_have_the_time_limit_and_may_not_end_their_host(server: dict[str, str], cluster: Any, tmp_path: Path) -> None:
     (tmp_path / "odd.py").write_text(
-        "import sys, time\nimport dspy\n\n\ndef search(topic: str):\n    time.sleep(60)\n\n\nclass Odd(dspy.Module):\n"
+        "import sys, time\nimport dspy\n\n\ndef search(topic: str):\n    while True:\n        time.sleep(0.01)\n\n\nclass Odd(dspy.Module):\n"
         "    def forward(self, question):\n        if question == '0':\n            time.sleep(60)\n        if question == '1':\n            sys.exit(1)\n"
         "        if question == '2':\n            try:\n                dspy.Tool(search)(topic='2')\n            except TimeoutError:\n                pass\n"
         "        return dspy.Prediction(answer=question)\n"

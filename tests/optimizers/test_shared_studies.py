@@ -114,7 +114,7 @@ def test_a_storage_that_goes_away_is_said_and_what_it_held_is_gone_on_with(tmp_p
 
     agent, config = Pulls(), SearchConfig(trials=20, pruner="none")
     study = open_study("s", url, SPACE, config)
-    with pytest.raises(StoreError, match=r"storage is gone.*--resume"):
+    with pytest.raises(StoreError, match=r"storage is gone.*resume=True"):
         search(AgentArena(agent, agent.right), agent.tasks, SPACE, config, study)
     server = pgserver.get_server(tmp_path / "pg", cleanup_mode="stop")
     try:
