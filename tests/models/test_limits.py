@@ -51,10 +51,14 @@ def test_ctrl_c_of_the_user_stops_what_waits_for_a_call() -> None:
     main, began = threading.main_thread().ident, time.monotonic()
     assert main is not None
     timer = threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT))
-    timer.start()
-    with limited(20), pytest.raises(KeyboardInterrupt):
-        within_limit(hangs_in_python, "the run")
-    timer.join()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest-xdist's workers ignore it
+    try:
+        timer.start()
+        with limited(20), pytest.raises(KeyboardInterrupt):
+            within_limit(hangs_in_python, "the run")
+        timer.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert time.monotonic() - began < 10
 
 
